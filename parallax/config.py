@@ -1,0 +1,162 @@
+"""Settings of a run: one frozen, validated value, and the few environment variables."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from parallax.errors import ConfigError
+
+RunOption = Literal["HYBRID", "PS", "AR"]
+RUN_OPTIONS: tuple[str, ...] = ("HYBRID", "PS", "AR")
+
+LOG_LEVEL_VARIABLE = "PARALLAX_LOG_LEVEL"
+DUMP_VARIABLE = "PARALLAX_DUMP"
+
+MAX_LOCAL_WORKERS = 1024
+
+_LEVELS = {
+    "": logging.INFO,
+    "DEBUG": logging.DEBUG,
+    "INFO": logging.INFO,
+    "WARNING": logging.WARNING,
+    "ERROR": logging.ERROR,
+    "CRITICAL": logging.CRITICAL,
+}
+
+
+@dataclass(frozen=True, init=False)
+class Config:
+    """Settings of a run.
+
+    Args:
+        run_option: how variables are synchronised. ``"HYBRID"``: AllReduce for dense variables,
+            row servers for sparse ones; ``"PS"``: owners for all; ``"AR"``: AllReduce and
+            AllGather for all (Parallax paper, section 5).
+        workers: local workers when there is neither a resource file nor a CUDA device.
+        average_dense: mean (else sum) of the workers' gradients of dense variables.
+        average_sparse: the same for sparse variables.
+        redirect_path: directory that receives each worker's output as files, besides the console.
+        seed: base of every worker's random numbers; worker ``w`` uses ``seed + w``. Without one,
+            the chief's torch seed is the base.
+        dump_dir: directory that receives each stage's result as text; ``PARALLAX_DUMP`` is its
+            default.
+
+    Raises:
+        ConfigError: for an unknown name (with the nearest known one) or a value out of range.
+    """
+
+    run_option: RunOption = "HYBRID"
+    workers: int = 2
+    average_dense: bool = True
+    average_sparse: bool = True
+    redirect_path: str | None = None
+    seed: int | None = None
+    dump_dir: str | None = None
+
+    def __init__(
+        self,
+        *,
+        run_option: RunOption = "HYBRID",
+        workers: int = 2,
+        average_dense: bool = True,
+        average_sparse: bool = True,
+        redirect_path: str | os.PathLike[str] | None = None,
+        seed: int | None = None,
+        dump_dir: str | os.PathLike[str] | None = None,
+        **unknown: Any,
+    ) -> None:
+        if unknown:
+            raise ConfigError(*_unknown_names(unknown))
+        values = {
+            "run_option": _run_option(run_option),
+            "workers": _integer("workers", workers, 1, MAX_LOCAL_WORKERS),
+            "average_dense": _boolean("average_dense", average_dense),
+            "average_sparse": _boolean("average_sparse", average_sparse),
+            "redirect_path": _directory("redirect_path", redirect_path),
+            "seed": None if seed is None else _integer("seed", seed, 0, 2**63 - 1),
+            "dump_dir": _directory("dump_dir", dump_dir or os.environ.get(DUMP_VARIABLE)),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def of(cls, value: Config | Mapping[str, Any] | None) -> Config:
+        """A Config from what a user passed: a Config, a mapping of its names, or nothing."""
+        if value is None:
+            return cls()
+        if isinstance(value, Config):
+            return value
+        if isinstance(value, Mapping):
+            return cls(**{str(key): item for key, item in value.items()})
+        raise ConfigError(
+            f"config must be a parallax.Config, found {type(value).__name__}.",
+            hint='for example config=parallax.Config(run_option="HYBRID", workers=2).',
+        )
+
+
+def _unknown_names(unknown: Mapping[str, Any]) -> tuple[str]:
+    known = [field.name for field in dataclasses.fields(Config)]
+    parts = []
+    for name in unknown:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+        parts.append(f"{name!r}" + (f" (did you mean {near[0]!r}?)" if near else ""))
+    return (f"Config has no setting {', '.join(parts)}; it has {', '.join(known)}.",)
+
+
+def _run_option(value: object) -> RunOption:
+    if value in RUN_OPTIONS:
+        return value  # type: ignore[return-value]
+    near = difflib.get_close_matches(str(value).upper(), RUN_OPTIONS, n=1, cutoff=0.0)
+    raise ConfigError(
+        f'run_option must be "HYBRID", "PS" or "AR", found {value!r}.',
+        hint=f'did you mean "{near[0]}"?' if near else "",
+    )
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise ConfigError(f"{name} must be an integer from {low} to {high}, found {value!r}.")
+    return value
+
+
+def _boolean(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be True or False, found {value!r}.")
+    return value
+
+
+def _directory(name: str, value: object) -> str | None:
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str | os.PathLike):
+        raise ConfigError(f"{name} must be a path, found {value!r}.")
+    path = Path(value)
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{name} must be a directory, but {path} is a file.")
+    return str(path)
+
+
+def configure_logging() -> logging.Logger:
+    """The package's logger at the level of ``PARALLAX_LOG_LEVEL`` (INFO unless set)."""
+    logger = logging.getLogger("parallax")
+    text = os.environ.get(LOG_LEVEL_VARIABLE, "INFO").strip().upper()
+    level = _LEVELS.get(text)
+    if level is None:
+        raise ConfigError(
+            f"{LOG_LEVEL_VARIABLE} is {text!r}, which is no log level.",
+            hint="use DEBUG, INFO, WARNING, ERROR or CRITICAL.",
+        )
+    logger.setLevel(level)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("parallax: %(message)s"))
+        logger.addHandler(handler)
+        logger.propagate = False
+    return logger
