@@ -1,0 +1,493 @@
+"""Capture a whole training step (forward, backward, clipping, update) as one graph.
+
+The step's own Python runs once, on tensors without storage, while every aten operation is
+recorded; all state is lifted to inputs. The user's objects are left as they were found.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import random
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from parallax.errors import CaptureError, ModelError, ParallaxError, UnsupportedError
+from parallax.graph.cleanup import clean
+from parallax.graph.discovery import StepObjects
+from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program, symbolic_math, user_line
+from parallax.graph.state import Leaf, Snapshot, leaves
+from parallax.graph.step_graph import COMPUTED, GraphInput, GraphOutput, HostCall, StepGraph
+from parallax.graph.torch_internals import (
+    FakeTensor,
+    FakeTensorMode,
+    fake_like,
+    fake_mode,
+    get_proxy_mode,
+    swapped,
+    trace,
+    without_foreach,
+    without_fused_rnn,
+)
+from parallax.ops import marks
+
+
+@dataclass
+class _Recording:
+    """What the step did besides tensor operations, gathered while it is captured."""
+
+    stepped: set[int] = field(default_factory=set)
+    cleared: set[int] = field(default_factory=set)
+    marked: set[str] = field(default_factory=set)
+    carried: list[str] = field(default_factory=list)
+    """Variables whose gradient of the previous call was added to."""
+    calls: list[tuple[Callable[..., Any], bool, tuple[Any, ...], dict[str, Any]]] = field(
+        default_factory=list
+    )
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Traced:
+    """What a traced step left: flat outputs and the Python values around them."""
+
+    flat: list[Any] = field(default_factory=list)
+    outputs: list[GraphOutput] = field(default_factory=list)
+    return_spec: Any = None
+    return_constants: tuple[Any, ...] = ()
+    new_leaves: dict[str, Callable[[Any], None]] = field(default_factory=dict)
+    constants: dict[str, Any] = field(default_factory=dict)
+    calls: tuple[HostCall, ...] = ()
+    carried: list[str] = field(default_factory=list)
+
+
+def capture(
+    step: Callable[..., Any],
+    objects: StepObjects,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    devices: Mapping[str, torch.device] | None = None,
+) -> StepGraph:
+    """Capture ``step(*args, **kwargs)``.
+
+    Args:
+        step: the training step, written for one device.
+        objects: what the step reaches; every tensor in it becomes an input of the graph.
+        args, kwargs: one batch. Tensors and floats are inputs, anything else is a constant.
+        devices: where parameters that have no storage yet will live, by name.
+
+    Returns:
+        The step as one graph, with gradients marked by ``parallax::gradient``.
+
+    Raises:
+        CaptureError: the step cannot be recorded; names the user's line.
+        DataDependentError: control flow depends on values of tensors.
+        ModelError: the step has no backward, or carries gradients from one call to the next.
+    """
+    graph, carried = _capture_once(step, objects, args, kwargs, devices or {}, frozenset())
+    if carried:
+        # The step may clear them in a way that capture cannot see (p.grad = None): look again
+        # with a gradient in place, and refuse only if the step really reads it.
+        _, still = _capture_once(step, objects, args, kwargs, devices or {}, frozenset(carried))
+        if still:
+            raise ModelError(
+                "The step adds to gradients that the previous call left: "
+                + ", ".join(repr(name) for name in still[:5])
+                + (" and others" if len(still) > 5 else "")
+                + " are not cleared.",
+                hint="call optimizer.zero_grad() in the step, before backward or after "
+                "optimizer.step(); to accumulate over micro-batches, loop over them in the step.",
+            )
+    return graph
+
+
+def _capture_once(
+    step: Callable[..., Any],
+    objects: StepObjects,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    devices: Mapping[str, torch.device],
+    sentinels: frozenset[str],
+) -> tuple[StepGraph, list[str]]:
+    state = leaves(objects)
+    tensors = [leaf for leaf in state.values() if isinstance(leaf.value, torch.Tensor)]
+    numbers = [leaf for leaf in state.values() if not isinstance(leaf.value, torch.Tensor)]
+    batch, batch_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    lifted = [i for i, item in enumerate(batch) if isinstance(item, torch.Tensor | float)]
+
+    real_values: dict[str, Any] = {leaf.name: leaf.value for leaf in numbers}
+    env = ScalarEnv(real_values)
+    mode = fake_mode(env)
+    fakes = [fake_like(mode, leaf.value, _device(leaf, devices)) for leaf in tensors]
+    # While they are swapped, it is the stand-ins that hold the real values.
+    real_values.update((leaf.name, fake) for leaf, fake in zip(tensors, fakes, strict=True))
+    number_fakes = [_number_tensor(mode, leaf.value) for leaf in numbers]
+    batch_fakes = [_batch_tensor(mode, batch[i]) for i in lifted]
+    reals = [leaf.value for leaf in tensors]
+    inputs = tuple(
+        [GraphInput("state", leaf.name) for leaf in tensors]
+        + [GraphInput("number", leaf.name, number=True) for leaf in numbers]
+        + [GraphInput("batch", f"batch{i}", i, isinstance(batch[i], float)) for i in lifted]
+    )
+
+    snapshot = Snapshot(objects)
+    recording = _Recording()
+    traced = _Traced()
+
+    def program(*flat: Any) -> list[Any]:
+        proxy_mode = get_proxy_mode()
+        if proxy_mode is not None:
+            env.attach(proxy_mode.tracer)
+            _name_placeholders(proxy_mode.tracer.graph, inputs)
+        symbols = [item.item() for item in flat[len(tensors) : len(tensors) + len(numbers)]]
+        for leaf, symbol in zip(numbers, symbols, strict=True):
+            leaf.put(symbol)
+        before = leaves(objects)
+        values = list(batch)
+        for position, index in enumerate(lifted):
+            item = flat[len(tensors) + len(numbers) + position]
+            values[index] = item.item() if isinstance(batch[index], float) else item
+        call_args, call_kwargs = pytree.tree_unflatten(values, batch_spec)
+        result = step(*call_args, **call_kwargs)
+        _collect(traced, result, before, leaves(objects), recording)
+        _note_carried(traced, objects, recording, sentinels)
+        return traced.flat
+
+    generators = random.getstate()
+    try:
+        with (
+            swapped(reals, fakes),
+            _prepared(objects, tensors, recording, sentinels, mode),
+            mode,
+            warnings.catch_warnings(),
+        ):
+            warnings.filterwarnings("ignore", message="Sparse invariant checks")
+            module = trace(program, [*reals, *number_fakes, *batch_fakes])
+            guards = _guards(env, module)
+    except ParallaxError:
+        raise
+    except Exception as error:
+        raise _capture_error(error) from error
+    finally:
+        snapshot.restore()
+    if random.getstate() != generators:
+        random.setstate(generators)
+        recording.notes.append(
+            "the step draws from Python's random module, which runs at capture only"
+        )
+    if not recording.marked:
+        raise _no_backward(objects)
+    graph = StepGraph(
+        graph_module=module,
+        inputs=inputs,
+        outputs=tuple(traced.outputs),
+        return_spec=traced.return_spec,
+        return_constants=traced.return_constants,
+        new_leaves=traced.new_leaves,
+        constants=traced.constants,
+        calls=traced.calls,
+        guards=guards,
+        notes=recording.notes,
+    )
+    clean(graph)
+    return graph, traced.carried
+
+
+def _device(leaf: Leaf, devices: Mapping[str, torch.device]) -> torch.device:
+    own: torch.device = leaf.value.device
+    if own.type != "meta":
+        return own
+    return devices.get(leaf.variable or leaf.name, torch.device("cpu"))
+
+
+def _number_tensor(mode: FakeTensorMode, value: float | int) -> torch.Tensor:
+    dtype = torch.float64 if isinstance(value, float) else torch.int64
+    with mode:
+        return torch.empty((), dtype=dtype)
+
+
+def _batch_tensor(mode: FakeTensorMode, value: torch.Tensor | float) -> torch.Tensor:
+    if isinstance(value, float):
+        return _number_tensor(mode, value)
+    fake = fake_like(mode, value.detach(), value.device)
+    return fake.requires_grad_(value.requires_grad)
+
+
+def _name_placeholders(graph: torch.fx.Graph, inputs: Sequence[GraphInput]) -> None:
+    nodes = [node for node in graph.nodes if node.op == "placeholder"]
+    for node, item in zip(nodes, inputs, strict=True):
+        if item.kind != "batch":
+            node.meta["leaf"] = item.name
+
+
+# -- What surrounds the step while it is captured ------------------------------------------
+
+
+@contextlib.contextmanager
+def _prepared(
+    objects: StepObjects,
+    tensors: Sequence[Leaf],
+    recording: _Recording,
+    sentinels: frozenset[str],
+    mode: FakeTensorMode,
+) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        handles: list[Any] = []
+        stack.callback(lambda: [handle.remove() for handle in handles])
+        for leaf in tensors:
+            if leaf.value.requires_grad and leaf.value.is_leaf:
+                left = None
+                if leaf.name in sentinels:
+                    with mode:
+                        left = torch.zeros_like(leaf.value)
+                    leaf.value.grad = left
+                handles.append(_mark(leaf, recording, left))
+        for optimizer in objects.optimizers.values():
+            _one_at_a_time(optimizer)
+            handles.append(
+                optimizer.register_step_post_hook(
+                    lambda o, *_: recording.stepped.add(id(o))  # type: ignore[arg-type]
+                )
+            )
+        for scheduler in objects.schedulers.values():
+            scheduler.step = _recorder(scheduler, recording)  # type: ignore[method-assign]
+        stack.enter_context(_watch_zero_grad(recording))
+        stack.enter_context(_watch_print(recording))
+        stack.enter_context(_random_state_as_ops())
+        stack.enter_context(without_foreach())
+        stack.enter_context(symbolic_math())
+        stack.enter_context(without_fused_rnn())
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+def _mark(leaf: Leaf, recording: _Recording, left: torch.Tensor | None) -> Any:
+    def hook(parameter: torch.Tensor) -> None:
+        recording.marked.add(leaf.name)
+        assert parameter.grad is not None
+        if parameter.grad is left:
+            recording.carried.append(leaf.name)
+        parameter.grad = marks.gradient(parameter.grad, leaf.name)
+
+    # The list of hooks stays with the Python object; the hook itself belongs to the stand-in.
+    leaf.value._post_accumulate_grad_hooks = None
+    leaf.value.register_post_accumulate_grad_hook(hook)
+    return _Unmark(leaf.value)
+
+
+@dataclass
+class _Unmark:
+    parameter: torch.Tensor
+
+    def remove(self) -> None:
+        self.parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+
+
+def _one_at_a_time(optimizer: torch.optim.Optimizer) -> None:
+    """Update parameter by parameter; equal updates are grouped again after rewriting."""
+    for group in (*optimizer.param_groups, optimizer.defaults):
+        if "foreach" in group:
+            group["foreach"] = False
+        if group.get("fused"):
+            group["fused"] = False
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+def _recorder(scheduler: Any, recording: _Recording) -> Callable[..., None]:
+    bound = type(scheduler).step.__get__(scheduler)
+
+    def step(*args: Any, **kwargs: Any) -> None:
+        before = id(scheduler.optimizer) not in recording.stepped
+        recording.calls.append((bound, before, args, kwargs))
+
+    return step
+
+
+@contextlib.contextmanager
+def _watch_zero_grad(recording: _Recording) -> Iterator[None]:
+    classes: tuple[Any, ...] = (torch.optim.Optimizer, torch.nn.Module)
+    originals = [cls.zero_grad for cls in classes]
+
+    def watching(original: Any, parameters: Callable[[Any], list[torch.Tensor]]) -> Any:
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            recording.cleared.update(id(p) for p in parameters(self))
+            return original(self, *args, **kwargs)
+
+        return zero_grad
+
+    try:
+        classes[0].zero_grad = watching(
+            originals[0], lambda o: [p for g in o.param_groups for p in g["params"]]
+        )
+        classes[1].zero_grad = watching(originals[1], lambda m: list(m.parameters()))
+        yield
+    finally:
+        for cls, original in zip(classes, originals, strict=True):
+            cls.zero_grad = original
+
+
+@contextlib.contextmanager
+def _watch_print(recording: _Recording) -> Iterator[None]:
+    original = builtins.print
+
+    def watching(*args: Any, **kwargs: Any) -> None:
+        where = user_line()
+        recording.notes.append(f"print runs at capture only ({where})")
+
+    builtins.print = watching
+    try:
+        yield
+    finally:
+        builtins.print = original
+
+
+@contextlib.contextmanager
+def _random_state_as_ops() -> Iterator[None]:
+    """Record saving and restoring of the generator, so that checkpointing replays its masks."""
+
+    def get_state() -> torch.Tensor:
+        state: torch.Tensor = torch.ops.parallax.rng_state()
+        return state
+
+    def set_state(state: torch.Tensor) -> None:
+        torch.ops.parallax.set_rng_state(state)
+
+    modules: tuple[Any, ...] = (torch, torch.random)
+    saved = [(module.get_rng_state, module.set_rng_state) for module in modules]
+    try:
+        for module in modules:
+            module.get_rng_state, module.set_rng_state = get_state, set_state
+        yield
+    finally:
+        for module, (get, put) in zip(modules, saved, strict=True):
+            module.get_rng_state, module.set_rng_state = get, put
+
+
+# -- What the step left --------------------------------------------------------------------
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, FakeTensor | torch.SymFloat | torch.SymInt | torch.SymBool) or (
+        isinstance(value, torch.Tensor)
+    )
+
+
+def _collect(
+    traced: _Traced,
+    result: Any,
+    before: Mapping[str, Leaf],
+    after: Mapping[str, Leaf],
+    recording: _Recording,
+) -> None:
+    flat, traced.return_spec = pytree.tree_flatten(result)
+    constants = []
+    for item in flat:
+        if _is_computed(item):
+            traced.flat.append(item.detach() if isinstance(item, torch.Tensor) else item)
+            traced.outputs.append(GraphOutput("return"))
+            constants.append(COMPUTED)
+        else:
+            constants.append(item)
+    traced.return_constants = tuple(constants)
+    _collect_state(traced, before, after)
+    calls = []
+    for function, early, args, kwargs in recording.calls:
+        values, spec = pytree.tree_flatten((args, kwargs))
+        outputs = []
+        for position, item in enumerate(values):
+            if _is_computed(item):
+                outputs.append((position, len(traced.flat)))
+                traced.flat.append(item)
+                traced.outputs.append(GraphOutput("call"))
+        if early and outputs:
+            raise UnsupportedError(
+                "A scheduler is stepped with a value of this step before optimizer.step().",
+                hint="call scheduler.step(metric) after optimizer.step().",
+            )
+        fixed = tuple(None if _is_computed(item) else item for item in values)
+        calls.append(HostCall(function, early, spec, fixed, tuple(outputs)))
+    traced.calls = tuple(calls)
+
+
+def _collect_state(
+    traced: _Traced, before: Mapping[str, Leaf], after: Mapping[str, Leaf]
+) -> None:
+    for name, leaf in after.items():
+        old = before.get(name)
+        if old is not None and old.value is leaf.value:
+            continue
+        if leaf.kind == "parameter":
+            leaf.put(leaf.value)  # refuses
+        traced.new_leaves[name] = leaf.put
+        if _is_computed(leaf.value):
+            traced.flat.append(leaf.value)
+            traced.outputs.append(GraphOutput("state", name))
+        elif leaf.kind == "group":
+            raise UnsupportedError(
+                f"The step sets {name} from Python values, which would be fixed at capture.",
+                hint="use a torch.optim.lr_scheduler, or set it outside the step before "
+                "runner.run(); it is read anew at every step.",
+            )
+        else:
+            traced.constants[name] = leaf.value
+
+
+def _note_carried(
+    traced: _Traced, objects: StepObjects, recording: _Recording, sentinels: frozenset[str]
+) -> None:
+    for name, leaf in leaves(objects).items():
+        if leaf.kind != "parameter" or leaf.value.grad is None:
+            continue
+        if name not in sentinels and id(leaf.value) not in recording.cleared:
+            traced.carried.append(name)
+    if sentinels:
+        traced.carried = list(recording.carried)
+
+
+def _guards(env: ScalarEnv, module: torch.fx.GraphModule) -> tuple[ScalarGuard, ...]:
+    guards = []
+    by_name = {node.name: node for node in module.graph.nodes}
+    for expression, symbols, nodes, value in env.pending:
+        found = tuple(by_name[node.name] for node in nodes)
+        sliced = slice_program(found, env.values, module)
+        assert sliced is not None
+        program, names = sliced
+        guards.append(ScalarGuard(expression, symbols, program, names, value))
+    return tuple(guards)
+
+
+def _no_backward(objects: StepObjects) -> ModelError:
+    trainable = [
+        leaf for leaf in leaves(objects).values()
+        if leaf.kind == "parameter" and leaf.value.requires_grad
+    ]
+    if not trainable:
+        return ModelError(
+            "There is nothing to train: no parameter that the step reaches requires a gradient.",
+            hint="unfreeze some parameters (parameter.requires_grad_(True)), or pass the model: "
+            "parallax.get_runner(step, model=model).",
+        )
+    return ModelError(
+        "The step ran without a backward pass: no parameter received a gradient.",
+        hint="call loss.backward() in the step; gradients from torch.autograd.grad are not "
+        "gradients of variables to parallax.",
+    )
+
+
+def _capture_error(error: Exception) -> CaptureError:
+    where = user_line(traceback.extract_tb(error.__traceback__))
+    text = str(error).strip().splitlines()
+    reason = text[0] if text else type(error).__name__
+    return CaptureError(
+        f"The step could not be captured: {type(error).__name__}: {reason}",
+        hint="the step runs once on tensors without values: keep numpy, .tolist(), file access "
+        "and printing of values out of it, and see that it runs on this batch on one device.",
+        where=where,
+    )

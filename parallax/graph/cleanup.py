@@ -1,0 +1,126 @@
+"""Tidy a captured graph: what remains is what has to run, and no more than eager mode runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.fx.graph import CodeGen
+
+from parallax.graph.step_graph import StepGraph
+from parallax.ops import marks
+
+aten: Any = torch.ops.aten
+
+_SAME_VALUE = {aten.detach.default, aten.alias.default}
+_ADD = {aten.add.Tensor, aten.add_.Tensor}
+
+
+def clean(step: StepGraph) -> None:
+    """Apply every tidying pass, in order."""
+    step.graph.set_codegen(CodeGen())
+    _read_numbers_directly(step)
+    _drop_no_ops(step.graph)
+    _keep_last_marks(step.graph)
+    _drop_copies_before_marks(step.graph)
+    remove_dead(step.graph)
+    _drop_unused_inputs(step)
+    step.graph_module.recompile()
+
+
+def _read_numbers_directly(step: StepGraph) -> None:
+    """A lifted number arrives as a Python number, not as a tensor to read it from."""
+    for item, node in zip(step.inputs, step.placeholders(), strict=True):
+        users = list(node.users)
+        if len(users) == 1 and users[0].target is aten._local_scalar_dense.default:
+            is_batch_number = item.kind == "batch" and node.meta["val"].dim() == 0
+            if item.kind == "number" or (
+                is_batch_number and node.meta["val"].dtype is torch.float64 and item.number
+            ):
+                node.meta["val"] = users[0].meta["val"]
+                users[0].replace_all_uses_with(node)
+                step.graph.erase_node(users[0])
+
+
+def _drop_no_ops(graph: torch.fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target in _SAME_VALUE:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+    for node in reversed(list(graph.nodes)):
+        if "profiler" in str(node.target) and node.op == "call_function" and not node.users:
+            graph.erase_node(node)
+
+
+def _keep_last_marks(graph: torch.fx.Graph) -> None:
+    """Of gradients that are accumulated over several backward passes, only the sum is one."""
+    for node in list(graph.nodes):
+        if node.target is not marks.GRADIENT:
+            continue
+        for user in node.users:
+            if (
+                user.target in _ADD
+                and user.args[0] is node
+                and any(u.target is marks.GRADIENT and u.args[1] == node.args[1] for u in user.users)
+            ):
+                node.replace_all_uses_with(node.args[0])
+                graph.erase_node(node)
+                break
+
+
+def _drop_copies_before_marks(graph: torch.fx.Graph) -> None:
+    """Autograd copies a gradient that someone else holds; while tracing the tracer holds all."""
+    for node in list(graph.nodes):
+        if node.target is not marks.GRADIENT:
+            continue
+        copy = node.args[0]
+        if copy.target is not aten.clone.default or len(copy.users) > 1:
+            continue
+        source = copy.args[0]
+        if source.op == "call_function" and len(source.users) == 1 and not _is_view(source):
+            copy.replace_all_uses_with(source)
+            graph.erase_node(copy)
+
+
+def _is_view(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return True
+    return any(result.alias_info is not None for result in schema.returns)
+
+
+def is_effect(node: Node) -> bool:
+    """Whether a node must run although nobody uses its value."""
+    if node.op in ("placeholder", "output"):
+        return True
+    target = node.target
+    if target in (marks.SET_RNG_STATE, marks.RNG_STATE):
+        return True
+    if getattr(target, "parallax_effect", False):
+        return True
+    schema = getattr(target, "_schema", None)
+    if schema is not None and (
+        schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags  # type: ignore[union-attr]
+    ):
+        return True
+    return "batch_norm" in str(target) and "backward" not in str(target)
+
+
+def remove_dead(graph: torch.fx.Graph) -> None:
+    """Remove what nobody uses and what has no effect."""
+    for node in reversed(list(graph.nodes)):
+        if not node.users and not is_effect(node):
+            graph.erase_node(node)
+
+
+def _drop_unused_inputs(step: StepGraph) -> None:
+    kept = []
+    for item, node in zip(step.inputs, step.placeholders(), strict=True):
+        if node.users:
+            kept.append(item)
+        else:
+            step.graph.erase_node(node)
+    step.inputs = tuple(kept)

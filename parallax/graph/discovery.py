@@ -1,0 +1,284 @@
+"""Find what a training step touches: models, optimizers, schedulers and tensors it keeps.
+
+They are reached through the step's closure, the globals it names, its bound ``self`` and the
+functions it calls, and are named as the user's code names them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from parallax.errors import ConfigError, ModelError, UnsupportedError
+
+_MAX_DEPTH = 6
+_LIBRARY_ROOTS = tuple(
+    {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+)
+
+
+@dataclass
+class StepObjects:
+    """What the step reaches, by the name its code uses. Order is the same on every worker."""
+
+    models: dict[str, torch.nn.Module] = field(default_factory=dict)
+    optimizers: dict[str, Optimizer] = field(default_factory=dict)
+    schedulers: dict[str, LRScheduler] = field(default_factory=dict)
+    holders: dict[str, Any] = field(default_factory=dict)
+    """Containers and objects that hold tensors (a moving-average dict), and lone tensors."""
+
+
+def discover(
+    step: Callable[..., Any],
+    model: Any = None,
+    optimizer: Any = None,
+) -> StepObjects:
+    """Everything that ``step`` reaches.
+
+    Args:
+        step: the training step.
+        model: a module, or a sequence or mapping of them, for a step that hides its own.
+        optimizer: the same for optimizers.
+
+    Raises:
+        ConfigError: ``step`` is not callable, or ``model``/``optimizer`` is of another kind.
+        ModelError: no model or tensor to train is reached.
+        UnsupportedError: the step uses a GradScaler.
+    """
+    if not callable(step) or isinstance(step, torch.nn.Module):
+        raise ConfigError(
+            f"step must be a function that runs one training step, found {type(step).__name__}.",
+            hint="pass the function itself: parallax.get_runner(train_step), where train_step "
+            "computes the loss, calls loss.backward() and optimizer.step().",
+        )
+    found = StepObjects()
+    walker = _Walker(found)
+    for name, value in _named(model, torch.nn.Module, "model"):
+        walker.visit(name, value, 0)
+    for name, value in _named(optimizer, Optimizer, "optimizer"):
+        walker.visit(name, value, 0)
+    walker.visit_callable(step, 0)
+    _absorb_optimized_tensors(found)
+    if not found.models and not found.holders:
+        raise ModelError(
+            "The step reaches no model: neither its closure, nor its globals, nor a bound self "
+            "holds an nn.Module or a tensor.",
+            hint="pass it: parallax.get_runner(step, model=model, optimizer=optimizer).",
+        )
+    return found
+
+
+def _named(value: Any, kind: type, label: str) -> Iterator[tuple[str, Any]]:
+    if value is None:
+        return
+    if isinstance(value, kind):
+        yield label, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _named(item, kind, str(key))
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        for index, item in enumerate(value):
+            yield from _named(item, kind, f"{label}{index}")
+    else:
+        raise ConfigError(
+            f"{label} must be of kind {kind.__name__}, or a list or dict of them, "
+            f"found {type(value).__name__}."
+        )
+
+
+def _absorb_optimized_tensors(found: StepObjects) -> None:
+    """Tensors that only an optimizer holds are state too."""
+    known = {id(t) for m in found.models.values() for t in m.parameters()}
+    for name, optimizer in found.optimizers.items():
+        extra = [
+            p for group in optimizer.param_groups for p in group["params"] if id(p) not in known
+        ]
+        if extra:
+            found.holders.setdefault(f"{name}.params", extra)
+
+
+class _Walker:
+    def __init__(self, found: StepObjects) -> None:
+        self.found = found
+        self.seen: dict[int, Any] = {}
+
+    def _name(self, name: str, taken: Mapping[str, Any]) -> str:
+        index, unique = 1, name
+        while unique in taken:
+            index += 1
+            unique = f"{name}_{index}"
+        return unique
+
+    def visit(self, name: str, value: Any, depth: int) -> bool:
+        """Record what ``value`` is; True when it is or holds tensors."""
+        if id(value) in self.seen:
+            return False
+        found = self.found
+        if isinstance(value, torch.nn.Module):
+            self._keep(value)
+            if not any(value in m.modules() for m in found.models.values()):
+                found.models[self._name(name, found.models)] = value
+            return False
+        if isinstance(value, Optimizer):
+            self._keep(value)
+            found.optimizers[self._name(name, found.optimizers)] = value
+            return False
+        if isinstance(value, LRScheduler):
+            self._keep(value)
+            found.schedulers[self._name(name, found.schedulers)] = value
+            self.visit("optimizer", value.optimizer, depth + 1)
+            return False
+        if isinstance(value, torch.amp.GradScaler):
+            if value.is_enabled():
+                raise UnsupportedError(
+                    f"The step uses a GradScaler ({name!r}): it skips updates depending on values, "
+                    "which a captured step cannot.",
+                    hint="train in bfloat16, torch.autocast(device, dtype=torch.bfloat16), which "
+                    "needs no scaler; or construct it with GradScaler(enabled=False).",
+                )
+            return False
+        if isinstance(value, torch.Tensor):
+            self._keep(value)
+            return True
+        if depth >= _MAX_DEPTH:
+            return False
+        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            self.visit_callable(value, depth)
+            return False
+        if isinstance(value, type | types.ModuleType | str | bytes | int | float | complex | None):
+            return False
+        if isinstance(value, MutableMapping | list | tuple) or _is_user_object(value):
+            self._keep(value)
+            return self._visit_members(name, value, depth)
+        return False
+
+    def _keep(self, value: Any) -> None:
+        # The reference keeps ids from being reused while walking.
+        self.seen[id(value)] = value
+
+    def _visit_members(self, name: str, value: Any, depth: int) -> bool:
+        holds = False
+        for key, item in members(value):
+            label = key if isinstance(key, str) and not isinstance(value, list | tuple) else name
+            holds |= self.visit(label, item, depth + 1)
+        if holds and depth == 0:
+            self.found.holders[self._name(name, self.found.holders)] = value
+        return holds
+
+    def visit_callable(self, function: Any, depth: int) -> None:
+        if isinstance(function, functools.partial):
+            self.visit_callable(function.func, depth)
+            for index, item in enumerate(function.args):
+                self._top(f"argument{index}", item, depth)
+            for key, item in function.keywords.items():
+                self._top(key, item, depth)
+            return
+        if isinstance(function, types.MethodType):
+            self._top("self", function.__self__, depth)
+            function = function.__func__
+        function = inspect.unwrap(function)
+        if not isinstance(function, types.FunctionType):
+            if depth == 0 and not isinstance(function, type):
+                self._top("self", function, depth)
+                call = getattr(type(function), "__call__", None)
+                if isinstance(call, types.FunctionType):
+                    self.visit_callable(call, depth + 1)
+            return
+        if id(function) in self.seen or (depth > 0 and _is_library(function.__code__.co_filename)):
+            return
+        self._keep(function)
+        for name, cell in zip(
+            function.__code__.co_freevars, function.__closure__ or (), strict=True
+        ):
+            try:
+                content = cell.cell_contents
+            except ValueError:  # assigned after the function was made
+                continue
+            self._top(name, content, depth, cell)
+        for name in _global_names(function.__code__):
+            if name in function.__globals__:
+                self._top(name, function.__globals__[name], depth, function.__globals__)
+        for default in function.__defaults__ or ():
+            self._top("default", default, depth)
+
+    def _top(self, name: str, value: Any, depth: int, home: Any = None) -> None:
+        """A name of the step itself; a lone tensor is held by ``home``, where it can be rebound."""
+        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            if depth < _MAX_DEPTH:
+                self.visit_callable(value, depth + 1)
+            return
+        if isinstance(value, torch.Tensor) and id(value) not in self.seen:
+            self._keep(value)
+            unique = self._name(name, self.found.holders)
+            self.found.holders[unique] = LoneTensor(name, home, value)
+            return
+        self.visit(name, value, 0)
+
+
+@dataclass
+class LoneTensor:
+    """A tensor that a closure cell or the globals hold directly."""
+
+    name: str
+    home: Any
+    value: torch.Tensor
+
+    def current(self) -> Any:
+        if isinstance(self.home, types.CellType):
+            return self.home.cell_contents
+        if isinstance(self.home, dict):
+            return self.home.get(self.name)
+        return self.value
+
+    def rebind(self, value: Any) -> None:
+        if isinstance(self.home, types.CellType):
+            self.home.cell_contents = value
+        elif isinstance(self.home, dict):
+            self.home[self.name] = value
+        self.value = value
+
+
+def members(value: Any) -> list[tuple[Any, Any]]:
+    """Keys and values of a container, or the attributes of a user's object."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, list | tuple):
+        return list(enumerate(value))
+    items = list(vars(value).items()) if hasattr(value, "__dict__") else []
+    if dataclasses.is_dataclass(value):
+        names = {f.name for f in dataclasses.fields(value)}
+        items += [(n, getattr(value, n)) for n in sorted(names - {k for k, _ in items})]
+    return items
+
+
+def _global_names(code: types.CodeType) -> list[str]:
+    names = list(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names += _global_names(constant)
+    return list(dict.fromkeys(names))
+
+
+def _is_library(filename: str) -> bool:
+    return filename.startswith("<frozen") or any(
+        root and filename.startswith(root) for root in _LIBRARY_ROOTS
+    )
+
+
+def _is_user_object(value: Any) -> bool:
+    if not hasattr(value, "__dict__") or isinstance(value, torch.utils.data.Dataset):
+        return False
+    module = sys.modules.get(type(value).__module__)
+    file = getattr(module, "__file__", None)
+    return type(value).__module__ == "__main__" or (file is not None and not _is_library(file))

@@ -1,0 +1,204 @@
+"""Numbers that are symbols while the step is captured: learning rates, step counters.
+
+Python code of an optimizer may branch on them (``if rho_t > 5``). The branch is decided with the
+number's value at capture and kept as a guard; when a later step decides otherwise, the step is
+captured again. A branch on anything that comes from the batch is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from parallax.errors import DataDependentError, SourceLine
+from parallax.graph.torch_internals import (
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+    evaluate,
+    outside_tracing,
+)
+
+_INTERNAL = ("/torch/", "/parallax/graph/", "/sympy/", "<frozen", "<string>", "<eval_with_key>")
+
+
+def user_line(stack: traceback.StackSummary | None = None) -> SourceLine | None:
+    """The innermost line of the user's own code on ``stack`` (the current one by default)."""
+    frames = stack if stack is not None else traceback.extract_stack()
+    for frame in reversed(frames):
+        if not any(part in frame.filename for part in _INTERNAL):
+            return SourceLine(frame.filename, frame.lineno or 0, frame.line or "")
+    return None
+
+
+@dataclass(frozen=True)
+class ScalarGuard:
+    """``expression`` over numbers computed by ``program`` from state must stay ``expected``."""
+
+    expression: Any
+    symbols: tuple[Any, ...]
+    program: torch.fx.GraphModule
+    inputs: tuple[str, ...]
+    """Names of the program's placeholders, all state: 0-dim tensors or numbers."""
+    expected: Any
+
+    def holds(self, values: Mapping[str, Any]) -> bool:
+        """Whether the branch is decided as at capture, for these values of the state."""
+        results = run_program(self.program, [values[name] for name in self.inputs])
+        found = evaluate(self.expression, dict(zip(self.symbols, results, strict=True)))
+        return bool(found == self.expected)
+
+
+def run_program(program: torch.fx.GraphModule, arguments: list[Any]) -> tuple[Any, ...]:
+    """The numbers a slice computes; tensors are copied since counters are counted in place."""
+    with outside_tracing(), torch.no_grad():
+        copies = [_as_counter(a) for a in arguments]
+        return tuple(program.forward(*copies))
+
+
+def _as_counter(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+
+
+class ScalarEnv(ShapeEnv):  # type: ignore[misc]
+    """A ShapeEnv that decides branches on numbers of the state by their present values."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+        self.values = values
+        """The state at capture, by leaf name."""
+        self._tracer: Any = None
+        self._decided: dict[Any, Any] = {}
+        self.pending: list[tuple[Any, tuple[Any, ...], tuple[torch.fx.Node, ...], Any]] = []
+
+    def attach(self, tracer: Any) -> None:
+        """Where to look for the node that computes a symbol."""
+        self._tracer = tracer
+
+    def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().evaluate_expr(orig_expr, *args, **kwargs)
+        except GuardOnDataDependentSymNode as error:
+            if orig_expr in self._decided:
+                return self._decided[orig_expr]
+            symbols = tuple(sorted(orig_expr.free_symbols, key=str))
+            nodes = tuple(self._node_of(symbol) for symbol in symbols)
+            if self._tracer is None or any(node is None for node in nodes):
+                raise self._refusal(orig_expr) from error
+            found: tuple[torch.fx.Node, ...] = tuple(n for n in nodes if n is not None)
+            sliced = slice_program(found, self.values, self._tracer.root)
+            if sliced is None:
+                raise self._refusal(orig_expr) from error
+            program, names = sliced
+            results = run_program(program, [self.values[name] for name in names])
+            value = evaluate(orig_expr, dict(zip(symbols, results, strict=True)))
+            self._decided[orig_expr] = value
+            self.pending.append((orig_expr, symbols, found, value))
+            return value
+
+    def _refusal(self, expression: Any) -> DataDependentError:
+        return DataDependentError(
+            "Python control flow or conversion in the step depends on the values of tensors "
+            f"(condition: {expression}), so the step is not one graph.",
+            hint="choose with torch.where or multiply by a mask instead of `if`; return a tensor "
+            "or tensor.item() instead of float(tensor); move decisions outside the step.",
+            where=user_line(),
+        )
+
+    def _node_of(self, symbol: Any) -> torch.fx.Node | None:
+        if self._tracer is None:
+            return None
+        for node in reversed(self._tracer.graph.nodes):
+            value = node.meta.get("val")
+            if (
+                isinstance(value, torch.SymFloat | torch.SymInt)
+                and getattr(value.node, "expr", None) == symbol
+            ):
+                return node  # type: ignore[no-any-return]
+        return None
+
+
+def slice_program(
+    nodes: tuple[torch.fx.Node, ...], values: Mapping[str, Any], root: Any
+) -> tuple[torch.fx.GraphModule, tuple[str, ...]] | None:
+    """The part of a graph that computes ``nodes``, or None if more than 0-dim state enters it."""
+    order = {node: index for index, node in enumerate(nodes[0].graph.nodes)}
+    needed: set[torch.fx.Node] = set()
+    queue = list(nodes)
+    while queue:
+        node = queue.pop()
+        if node in needed:
+            continue
+        needed.add(node)
+        if node.op == "placeholder":
+            value = values.get(node.meta.get("leaf", ""))
+            if value is None or (isinstance(value, torch.Tensor) and value.dim() > 0):
+                return None
+            # A counter is counted in place: its earlier writes belong to the slice.
+            queue += [u for u in node.users if _writes(u, node) and _precedes(u, nodes, order)]
+        elif node.op not in ("call_function", "get_attr") or _is_random(node):
+            return None
+        queue += node.all_input_nodes
+    graph = torch.fx.Graph()
+    copies: dict[torch.fx.Node, torch.fx.Node] = {}
+    names: list[str] = []
+    for node in sorted(needed, key=order.__getitem__):
+        copies[node] = graph.node_copy(node, lambda n: copies[n])
+        if node.op == "placeholder":
+            names.append(node.meta["leaf"])
+    graph.output(tuple(copies[node] for node in nodes))
+    fixed = {str(n.target): getattr(root, str(n.target)) for n in needed if n.op == "get_attr"}
+    return torch.fx.GraphModule(fixed, graph), tuple(names)
+
+
+def _writes(user: torch.fx.Node, node: torch.fx.Node) -> bool:
+    schema = getattr(user.target, "_schema", None)
+    return schema is not None and schema.is_mutable and user.args and user.args[0] is node
+
+
+def _precedes(
+    user: torch.fx.Node, nodes: tuple[torch.fx.Node, ...], order: dict[torch.fx.Node, int]
+) -> bool:
+    return order[user] < max(order[node] for node in nodes)
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
+@contextlib.contextmanager
+def symbolic_math() -> Iterator[None]:
+    """Let ``math.sqrt`` and ``torch.as_tensor`` of a symbol stay symbolic (SparseAdam, ASGD)."""
+    sqrt, as_tensor, tensor = math.sqrt, torch.as_tensor, torch.tensor
+
+    def symbolic_sqrt(value: Any) -> Any:
+        return torch.sym_sqrt(value) if _is_symbol(value) else sqrt(value)
+
+    def lifting(original: Any) -> Any:
+        def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if not _is_symbol(data):
+                return original(data, *args, **kwargs)  # type: ignore[no-any-return]
+            if "dtype" not in kwargs and not args:
+                floating = isinstance(data, torch.SymFloat)
+                kwargs["dtype"] = torch.get_default_dtype() if floating else torch.int64
+            return torch.scalar_tensor(data, *args, **kwargs)
+
+        return make
+
+    math.sqrt, torch.as_tensor, torch.tensor = symbolic_sqrt, lifting(as_tensor), lifting(tensor)
+    try:
+        yield
+    finally:
+        math.sqrt, torch.as_tensor, torch.tensor = sqrt, as_tensor, tensor
+
+
+def _is_symbol(value: Any) -> bool:
+    return isinstance(value, torch.SymFloat | torch.SymInt)

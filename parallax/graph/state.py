@@ -1,0 +1,302 @@
+"""The state of a training step as named leaves, each with a place that it can be put back to.
+
+A leaf is a tensor (parameter, buffer, optimizer slot, moving average) or a number that an
+optimizer keeps (a learning rate, a step counter). Leaves are lifted to inputs of the captured
+graph; without that, counters and rates would be baked in as constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.optim import Optimizer
+
+from parallax.errors import UnsupportedError
+from parallax.graph.discovery import LoneTensor, StepObjects, members
+
+LeafKind = Literal["parameter", "buffer", "slot", "group", "tensor"]
+Key = tuple[str | int, ...]
+Access = tuple[Callable[[], Any], Callable[[Any], None]]
+"""How a leaf is read from, and put to, its place in the user's objects."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One piece of state.
+
+    ``variable`` is the name of the parameter that a slot belongs to, and of the parameter itself.
+    """
+
+    name: str
+    kind: LeafKind
+    value: Any
+    put: Callable[[Any], None]
+    get: Callable[[], Any]
+    variable: str | None = None
+    root: str = ""
+    key: Key = ()
+
+
+def parameter_names(objects: StepObjects) -> dict[int, str]:
+    """The canonical name of every parameter by its identity; a tied one has the first of its names."""
+    names: dict[int, str] = {}
+    several = len(objects.models) > 1
+    for root, model in objects.models.items():
+        for name, parameter in model.named_parameters():
+            names.setdefault(id(parameter), f"{root}.{name}" if several else name)
+    for root, holder in objects.holders.items():
+        for key, tensor, _ in _tensors(holder):
+            if tensor.is_leaf and (tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)):
+                names.setdefault(id(tensor), _dotted(root, key))
+    return names
+
+
+def aliases(objects: StepObjects) -> dict[str, list[str]]:
+    """Every further name of a tied parameter, by its canonical name."""
+    canonical = parameter_names(objects)
+    several = len(objects.models) > 1
+    result: dict[str, list[str]] = {}
+    for root, model in objects.models.items():
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            full = f"{root}.{name}" if several else name
+            first = canonical[id(parameter)]
+            if full != first:
+                result.setdefault(first, []).append(full)
+    return result
+
+
+def leaves(objects: StepObjects) -> dict[str, Leaf]:
+    """All leaves by name, in an order that depends on the user's code alone."""
+    names = parameter_names(objects)
+    seen: set[int] = set()
+    result: dict[str, Leaf] = {}
+    for leaf in _all(objects, names):
+        if isinstance(leaf.value, torch.Tensor):
+            if id(leaf.value) in seen:
+                continue
+            seen.add(id(leaf.value))
+        result[leaf.name] = leaf
+    return result
+
+
+def _all(objects: StepObjects, names: dict[int, str]) -> Iterator[Leaf]:
+    several = len(objects.models) > 1
+    for root, model in objects.models.items():
+        prefix = f"{root}." if several else ""
+        for name, parameter in model.named_parameters():
+            full = names[id(parameter)]
+            get, _ = _attribute(model, name)
+            yield Leaf(full, "parameter", parameter, _refuse(full), get, full, root, (name,))
+        for name, buffer in model.named_buffers():
+            get, put = _attribute(model, name)
+            yield Leaf(f"{prefix}{name}", "buffer", buffer, put, get, None, root, (name,))
+    for root, holder in objects.holders.items():
+        for key, tensor, (get, put) in _tensors(holder):
+            full = names.get(id(tensor))
+            if full is not None:
+                yield Leaf(full, "parameter", tensor, _refuse(full), get, full, root, key)
+            else:
+                yield Leaf(_dotted(root, key), "tensor", tensor, put, get, None, root, key)
+    for root, optimizer in objects.optimizers.items():
+        yield from _optimizer_leaves(root, optimizer, names)
+
+
+def _optimizer_leaves(root: str, optimizer: Optimizer, names: dict[int, str]) -> Iterator[Leaf]:
+    for index, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key == "params":
+                continue
+            for sub, number in _numbers(value):
+                if isinstance(number, float | torch.Tensor):
+                    path: Key = ("group", index, key, *sub)
+                    name = f"{root}.group{index}.{_join(key, *sub)}"
+                    get, put = _item(group, (key, *sub))
+                    yield Leaf(name, "group", number, put, get, None, root, path)
+        for parameter in group["params"]:
+            variable = names.get(id(parameter), "?")
+            for key, value in optimizer.state.get(parameter, {}).items():
+                for sub, item in _numbers(value):
+                    path = ("state", variable, key, *sub)
+                    name = f"{root}.{variable}.{_join(key, *sub)}"
+                get, put = _slot(optimizer, parameter, (key, *sub))
+                yield Leaf(name, "slot", item, put, get, variable, root, path)
+
+
+def _numbers(value: Any) -> Iterator[tuple[Key, Any]]:
+    if isinstance(value, torch.Tensor | torch.SymFloat | torch.SymInt):
+        yield (), value
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield (), value
+    elif isinstance(value, tuple | list):
+        for index, item in enumerate(value):
+            for sub, number in _numbers(item):
+                yield (index, *sub), number
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            for sub, number in _numbers(item):
+                yield (name, *sub), number
+
+
+def _tensors(
+    holder: Any, key: Key = (), depth: int = 0
+) -> Iterator[tuple[Key, torch.Tensor, Access]]:
+    if isinstance(holder, LoneTensor):
+        value = holder.current()
+        if isinstance(value, torch.Tensor):
+            yield (), value, (holder.current, holder.rebind)
+        return
+    if depth > 6 or isinstance(holder, torch.nn.Module | Optimizer):
+        return
+    for name, value in members(holder):
+        if isinstance(value, torch.Tensor):
+            yield (*key, name), value, _item(holder, (name,))
+        elif isinstance(value, dict | list | tuple) or hasattr(value, "__dict__"):
+            if isinstance(value, type) or callable(value):
+                continue
+            yield from _tensors(value, (*key, name), depth + 1)
+
+
+def _join(*parts: str | int) -> str:
+    return ".".join(str(part) for part in parts)
+
+
+def _dotted(root: str, key: Key) -> str:
+    return _join(root, *key)
+
+
+def _refuse(name: str) -> Callable[[Any], None]:
+    def put(value: Any) -> None:
+        raise UnsupportedError(
+            f"The step replaces the parameter {name!r} by another tensor.",
+            hint="change it in place, with torch.no_grad(): parameter.copy_(value).",
+        )
+
+    return put
+
+
+def _attribute(model: torch.nn.Module, name: str) -> Access:
+    path, _, attribute = name.rpartition(".")
+    module = model.get_submodule(path)
+    holder = module._parameters if attribute in module._parameters else module._buffers
+
+    def put(value: Any) -> None:
+        setattr(module, attribute, value)
+
+    return lambda: holder[attribute], put
+
+
+def _slot(optimizer: Optimizer, parameter: torch.Tensor, path: Key) -> Access:
+    def put(value: Any) -> None:
+        _set(optimizer.state[parameter], path, value)
+
+    if len(path) == 1:
+        head = path[0]
+        return lambda: optimizer.state[parameter][head], put
+    return lambda: _get(optimizer.state[parameter], path), put
+
+
+def _item(container: Any, path: Key) -> Access:
+    def put(value: Any) -> None:
+        _set(container, path, value)
+
+    return lambda: _get(container, path), put
+
+
+def _get(container: Any, path: Key) -> Any:
+    for key in path:
+        if isinstance(container, dict | list | tuple):
+            container = container[key]  # type: ignore[index]
+        else:
+            container = getattr(container, str(key))
+    return container
+
+
+def _set(container: Any, path: Key, value: Any) -> None:
+    head, rest = path[0], path[1:]
+    if rest:
+        inner = container.get(head, {}) if isinstance(container, dict) else container[head]
+        if isinstance(inner, tuple):
+            items = list(inner)
+            _set(items, rest, value)
+            value = type(inner)(items) if type(inner) is tuple else type(inner)(*items)
+        else:
+            _set(inner, rest, value)
+            value = inner
+    if isinstance(container, dict | list):
+        container[head] = value  # type: ignore[index]
+    elif isinstance(container, tuple):
+        raise UnsupportedError("The step replaces a tensor that a tuple holds.")
+    else:
+        setattr(container, str(head), value)
+
+
+class Snapshot:
+    """The contents of everything a step can write to from Python, to be put back after capture.
+
+    Capture runs the step's Python once; its appends, counters and assignments must not show.
+    """
+
+    def __init__(self, objects: StepObjects) -> None:
+        self._saved: list[tuple[Any, Any]] = []
+        self._lone: list[tuple[LoneTensor, Any]] = []
+        self._seen: set[int] = set()
+        self.changed: list[str] = []
+        for model in objects.models.values():
+            for module in model.modules():
+                self._keep(vars(module))
+                for inner in ("_parameters", "_buffers", "_modules"):
+                    self._keep(getattr(module, inner))
+        for optimizer in objects.optimizers.values():
+            self._keep(vars(optimizer))
+            self._walk(optimizer.state, 0)
+            self._walk(optimizer.param_groups, 0)
+        for holder in objects.holders.values():
+            if isinstance(holder, LoneTensor):
+                self._lone.append((holder, holder.current()))
+            else:
+                self._walk(holder, 0)
+        for scheduler in objects.schedulers.values():
+            self._keep(vars(scheduler))
+
+    def _keep(self, container: Any) -> None:
+        if id(container) not in self._seen:
+            self._seen.add(id(container))
+            self._saved.append((container, container.copy()))
+
+    def _walk(self, value: Any, depth: int) -> None:
+        if depth > 6 or id(value) in self._seen:
+            return
+        if isinstance(value, dict | list):
+            self._keep(value)
+            items = value.values() if isinstance(value, dict) else value
+        elif isinstance(value, tuple):
+            items = value
+        elif (
+            hasattr(value, "__dict__")
+            and not isinstance(value, type | torch.Tensor | torch.nn.Module | Optimizer)
+            and not callable(value)
+        ):
+            self._keep(vars(value))
+            items = vars(value).values()
+        else:
+            return
+        for item in list(items):
+            self._walk(item, depth + 1)
+
+    def restore(self) -> None:
+        """Put everything back."""
+        for container, copy in self._saved:
+            if isinstance(container, dict):
+                if container.keys() != copy.keys() or any(
+                    container[key] is not copy[key] for key in copy
+                ):
+                    container.clear()
+                    container.update(copy)
+            else:
+                container[:] = copy
+        for holder, value in self._lone:
+            if holder.current() is not value:
+                holder.rebind(value)

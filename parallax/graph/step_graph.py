@@ -1,0 +1,91 @@
+"""The captured step: one graph over lifted state, and what its inputs and outputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch.utils import _pytree as pytree
+
+from parallax.graph.scalars import ScalarGuard
+
+InputKind = Literal["state", "number", "batch"]
+OutputKind = Literal["return", "state", "call"]
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """One placeholder: a state tensor or number by leaf name, or a tensor of the batch by index."""
+
+    kind: InputKind
+    name: str
+    index: int = 0
+    number: bool = False
+    """A Python number rather than a tensor."""
+
+
+@dataclass(frozen=True)
+class GraphOutput:
+    """One output: part of the return value, a new value of a state leaf, or a call's argument."""
+
+    kind: OutputKind
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class HostCall:
+    """A call that the step makes on a Python object which stays on the host (a scheduler's step).
+
+    It runs before or after the graph, with graph outputs in place of captured tensors.
+    """
+
+    function: Callable[..., Any]
+    before: bool
+    spec: pytree.TreeSpec
+    constants: tuple[Any, ...]
+    """Flat arguments; those that the graph computes are ``None`` here and listed in ``outputs``."""
+    outputs: tuple[tuple[int, int], ...]
+    """(position among the flat arguments, index among the graph's outputs)."""
+
+
+@dataclass
+class StepGraph:
+    """One captured step. The graph is the one mutable thing; each pass owns it while it runs."""
+
+    graph_module: torch.fx.GraphModule
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[GraphOutput, ...]
+    return_spec: pytree.TreeSpec
+    return_constants: tuple[Any, ...]
+    """Flat returned values; those that the graph computes are ``COMPUTED``."""
+    new_leaves: dict[str, Callable[[Any], None]]
+    """Where a state leaf that the step creates or rebinds is put, by leaf name."""
+    constants: dict[str, Any] = field(default_factory=dict)
+    """New values of state leaves that do not depend on any input (a counter's first value)."""
+    calls: tuple[HostCall, ...] = ()
+    guards: tuple[ScalarGuard, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def graph(self) -> torch.fx.Graph:
+        return self.graph_module.graph
+
+    def placeholder(self, name: str) -> torch.fx.Node | None:
+        """The placeholder of a state leaf, None if the step does not use it."""
+        for item, node in zip(self.inputs, self.placeholders(), strict=True):
+            if item.kind != "batch" and item.name == name:
+                return node
+        return None
+
+    def placeholders(self) -> list[torch.fx.Node]:
+        return [node for node in self.graph.nodes if node.op == "placeholder"]
+
+
+class _Computed:
+    def __repr__(self) -> str:
+        return "<computed>"
+
+
+COMPUTED = _Computed()

@@ -1,0 +1,188 @@
+"""The private names of torch that capture rests on, each wrapped once.
+
+Everything else in the package uses documented torch. Works with torch 2.11 to 2.13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental import proxy_tensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+__all__ = [
+    "FakeTensor",
+    "FakeTensorMode",
+    "GuardOnDataDependentSymNode",
+    "ShapeEnv",
+    "evaluate",
+    "fake_like",
+    "fake_mode",
+    "get_proxy_mode",
+    "outside_tracing",
+    "raw_ptr_ranges",
+    "replace_tensor",
+    "swapped",
+    "trace",
+    "without_foreach",
+    "without_fused_rnn",
+]
+
+
+class _CaptureMode(FakeTensorMode):
+    """Adds what torch cannot describe: rows added to, or read from, a dense tensor by COO ids."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ADD_ROWS and len(args) > 1 and _is_rows(args[1]) and not _is_rows(args[0]):
+            return args[0]
+        if func is torch.ops.aten.sparse_mask.default and not _is_rows(args[0]):
+            dense, mask = args
+            ids = mask._indices()
+            values = dense.new_empty((ids.shape[1], *dense.shape[1:]))
+            return torch.sparse_coo_tensor(
+                ids, values, dense.shape, is_coalesced=True, check_invariants=False
+            )
+        return super().dispatch(func, types, args, kwargs)
+
+
+_ADD_ROWS = (torch.ops.aten.add_.Tensor, torch.ops.aten.sub_.Tensor)
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout is torch.sparse_coo
+
+
+def fake_mode(env: ShapeEnv) -> FakeTensorMode:
+    """A mode that knows no values at all.
+
+    torch folds arithmetic on small constants while tracing, and takes a symbolic number for NaN
+    when it does; without constants, everything stays an operation of the graph.
+    """
+    mode = _CaptureMode(shape_env=env, allow_non_fake_inputs=True)
+    converter: Any = mode.fake_tensor_converter
+    convert = converter.from_real_tensor
+
+    def without_constant(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("make_constant", None)
+        return convert(*args, **kwargs)
+
+    converter.from_real_tensor = without_constant
+    return mode
+
+
+def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.fx.GraphModule:
+    """Record every aten operation of ``function(*arguments)``, backward included."""
+    tracer: Any = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)
+    limit = proxy_tensor.CONSTANT_NUMEL_LIMIT
+    proxy_tensor.CONSTANT_NUMEL_LIMIT = -1  # no folding here either, see fake_mode
+    try:
+        graph: torch.fx.GraphModule = tracer(*arguments)
+    finally:
+        proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
+    return graph
+
+
+def fake_like(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the same description on ``device``, without storage."""
+    with mode:
+        fake = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+        )
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def _swap(left: torch.Tensor, right: torch.Tensor) -> None:
+    left.__class__, right.__class__ = right.__class__, left.__class__
+    left_items, right_items = dict(left.__dict__), dict(right.__dict__)
+    left.__dict__.clear()
+    left.__dict__.update(right_items)
+    right.__dict__.clear()
+    right.__dict__.update(left_items)
+    torch._C._swap_tensor_impl(left, right)
+
+
+def replace_tensor(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Make the object ``target`` hold what ``source`` holds, wherever it is referenced."""
+    _swap(target, source)
+
+
+@contextlib.contextmanager
+def swapped(real: Sequence[torch.Tensor], fakes: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let the Python objects ``real`` be ``fakes`` for a while.
+
+    Whoever holds a reference (modules, optimizers, closures, lists) sees the fake ones: that is
+    why the user's step can be captured unmodified, and nothing of its size is copied.
+    """
+    done: list[tuple[torch.Tensor, torch.Tensor]] = []
+    try:
+        for left, right in zip(real, fakes, strict=True):
+            _swap(left, right)
+            done.append((left, right))
+        yield
+    finally:
+        for left, right in reversed(done):
+            _swap(left, right)
+
+
+@contextlib.contextmanager
+def without_foreach() -> Iterator[None]:
+    """Let torch's utilities take their one-tensor-at-a-time paths, which rewriting understands."""
+    import torch.utils._foreach_utils as foreach
+
+    clip: Any = torch.nn.utils.clip_grad
+    patched = [
+        (module, name, getattr(module, name))
+        for module in (foreach, clip)
+        for name in ("_has_foreach_support", "_device_has_foreach_support")
+        if hasattr(module, name)
+    ]
+    try:
+        for module, name, _ in patched:
+            setattr(module, name, lambda *args, **kwargs: False)
+        yield
+    finally:
+        for module, name, original in patched:
+            setattr(module, name, original)
+
+
+@contextlib.contextmanager
+def without_fused_rnn() -> Iterator[None]:
+    """Trace recurrent layers step by step: a fused one keeps a workspace that a tensor without
+    storage cannot give it."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextlib.contextmanager
+def outside_tracing() -> Iterator[None]:
+    """Compute real values while a trace is under way."""
+    with _disable_current_modes():
+        yield
+
+
+def evaluate(expression: Any, values: dict[Any, float | int]) -> Any:
+    """The value of a symbolic expression with Python's own arithmetic."""
+    return sympy_interp(PythonReferenceAnalysis, values, expression)
+
+
+def raw_ptr_ranges(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """First and one-past-last byte address a tensor can touch; None without storage."""
+    if tensor.device.type == "meta" or tensor.numel() == 0 or isinstance(tensor, FakeTensor):
+        return None
+    start = tensor.data_ptr()
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()

@@ -1,0 +1,94 @@
+"""One captured (and rewritten) step, bound to the state it reads and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
+from parallax.runtime.state_table import StateTable
+
+
+class Program:
+    """Runs one graph: gathers its inputs, puts back new state, makes the host's calls."""
+
+    def __init__(self, step: StepGraph, state: StateTable, resources: Sequence[Any] = ()) -> None:
+        """
+        Args:
+            step: the graph; its first inputs are ``resources``, then what ``step.inputs`` says.
+            state: where state inputs are read and new state is put.
+            resources: objects of the runtime (row exchanges, buckets) that the graph uses.
+        """
+        self.step = step
+        self._state = state
+        self._resources = list(resources)
+        self._run: Callable[..., Any] = step.graph_module.forward
+        self._bind()
+
+    def _bind(self) -> None:
+        self._readers = self._state.readers(i.name for i in self.step.inputs if i.kind != "batch")
+        self._batch = [i.index for i in self.step.inputs if i.kind == "batch"]
+
+    def guards_hold(self) -> bool:
+        """Whether every branch of the optimizer's Python would be decided as at capture."""
+        return all(
+            guard.holds({name: self._state.value(name) for name in guard.inputs})
+            for guard in self.step.guards
+        )
+
+    def rebind(self) -> None:
+        """After the user's objects were replaced."""
+        self._bind()
+
+    def run(self, batch: Sequence[Any]) -> Any:
+        """One step on the flat ``batch``; returns what the user's step returns."""
+        for call in self.step.calls:
+            if call.before:
+                _call(call, ())
+        inputs = self._resources + [read() for read in self._readers]
+        inputs += [batch[index] for index in self._batch]
+        with torch.no_grad():
+            results = self._run(*inputs)
+        del inputs
+        return self._put_back(results)
+
+    def _put_back(self, results: Sequence[Any]) -> Any:
+        step = self.step
+        computed = []
+        created = False
+        for output, value in zip(step.outputs, results, strict=True):
+            if output.kind == "return":
+                computed.append(value)
+            elif output.kind == "state":
+                created |= self._put(output.name, value)
+        for name, value in step.constants.items():
+            created |= self._put(name, value)
+        if created:
+            self._state.refresh()
+        for call in step.calls:
+            if not call.before:
+                _call(call, results)
+        values = iter(computed)
+        flat = [next(values) if item is COMPUTED else item for item in step.return_constants]
+        return pytree.tree_unflatten(flat, step.return_spec)
+
+    def _put(self, name: str, value: Any) -> bool:
+        known = name in self._state.leaves
+        self._state.put(name, value, self.step.new_leaves[name])
+        return not known
+
+
+def _call(call: HostCall, results: Sequence[Any]) -> None:
+    flat = list(call.constants)
+    for position, index in call.outputs:
+        flat[position] = results[index]
+    args, kwargs = pytree.tree_unflatten(flat, call.spec)
+    owner = getattr(call.function, "__self__", None)
+    optimizer = getattr(owner, "optimizer", None)
+    if optimizer is not None:
+        # The schedulers' own check that optimizer.step() came first: it did, inside the graph.
+        optimizer._opt_called = True
+    call.function(*args, **kwargs)

@@ -1,0 +1,88 @@
+"""What a captured graph is valid for: everything that the step's Python may have looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from parallax.errors import BatchError
+from parallax.graph.discovery import StepObjects
+
+Signature = tuple[Hashable, ...]
+
+
+class SignatureReader:
+    """Computes the signature of a call; cheap, since it runs before every step."""
+
+    def __init__(self, objects: StepObjects) -> None:
+        self._modules = [m for model in objects.models.values() for m in model.modules()]
+        self._parameters = [p for model in objects.models.values() for p in model.parameters()]
+        self._optimizers = list(objects.optimizers.values())
+
+    def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Signature, list[Any]]:
+        """The signature of one call and the flat batch.
+
+        Raises:
+            BatchError: the batch holds something that cannot be an input of a graph.
+        """
+        flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        batch = tuple([_describe(item) for item in flat])
+        return (
+            spec,
+            batch,
+            tuple([module.training for module in self._modules]),
+            tuple([parameter.requires_grad for parameter in self._parameters]),
+            self._optimizer_part(),
+        ), flat
+
+    def _optimizer_part(self) -> Hashable:
+        parts: list[Hashable] = []
+        for optimizer in self._optimizers:
+            parts.append(len(optimizer.state))
+            for group in optimizer.param_groups:
+                parts.append(len(group["params"]))
+                parts.extend(
+                    (key, value)
+                    for key, value in group.items()
+                    if isinstance(value, bool | str | int | None.__class__)
+                )
+        return tuple(parts)
+
+
+def _describe(item: Any) -> Hashable:
+    if isinstance(item, torch.Tensor):
+        return (item.shape, item.dtype, item.device, item.layout, item.requires_grad)
+    if isinstance(item, float):
+        return float
+    if item is None or isinstance(item, str | int | bool | bytes):
+        return (type(item), item)
+    if type(item).__module__ == "numpy":
+        raise BatchError(
+            f"The batch holds a numpy {type(item).__name__}, whose values would be fixed when the "
+            "step is captured.",
+            hint="convert it with torch.from_numpy() (or torch.as_tensor) before runner.run().",
+        )
+    try:
+        hash(item)
+    except TypeError:
+        raise BatchError(
+            f"The batch holds a {type(item).__name__}, which is neither a tensor, a number, "
+            "a string nor a container of them.",
+            hint="pass tensors; register other containers with torch.utils._pytree.",
+        ) from None
+    return (type(item), item)
+
+
+def structure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """What must be equal on all workers of a batch: nesting, kinds, dtypes and ranks."""
+    flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    parts = [
+        f"{str(item.dtype).removeprefix('torch.')} tensor of {item.dim()} dimensions"
+        if isinstance(item, torch.Tensor)
+        else type(item).__name__
+        for item in flat
+    ]
+    return f"{parts} in {spec}"
