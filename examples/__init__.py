@@ -1,0 +1,1 @@
+"""Programs that train with parallax; each runs unchanged on one worker and on many."""

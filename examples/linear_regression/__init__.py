@@ -1,0 +1,1 @@
+"""The smallest program: a line through points."""

@@ -1,0 +1,1 @@
+"""A language model with huge sparse tables: LSTM and sampled softmax."""

@@ -1,0 +1,128 @@
+"""Train the language model: ``python -m examples.lm.train --quickstart``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import warnings
+from pathlib import Path
+
+import torch
+
+import parallax
+from examples.fetch import CACHE
+from examples.lm.data import batches_per_epoch, load_corpus, streams
+from examples.lm.model import LanguageModel, make_optimizer, make_step, perplexity
+from examples.progress import Progress, print_result
+
+# Rates that fall fast and stay stable on the dictionary text with the default sizes.
+DEFAULT_LR = {"sgd": 0.5, "adagrad": 0.4, "adam": 0.002}
+# A minute or two on two CPU cores: small features, but a real text and a big vocabulary.
+QUICKSTART = {
+    "vocab": 50_000,
+    "embedding": 128,
+    "hidden": 256,
+    "projection": 128,
+    "sampled": 512,
+    "steps": 400,
+    "eval_words": 10_000,
+    "workers": 2,
+}
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.lm.train",
+        description="Train an LSTM language model with sampled softmax.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--quickstart", action="store_true", help="small sizes: 1-2 minutes on two CPU cores")
+    add("--vocab", type=int, default=50_000, help="words in the vocabulary, rows of the tables")
+    add("--embedding", type=int, default=256, help="features of a word")
+    add("--hidden", type=int, default=512, help="LSTM cells")
+    add("--projection", type=int, default=256, help="features the cells are projected to")
+    add("--sampled", type=int, default=1024, help="classes sampled for the softmax")
+    add("--batch", type=int, default=32, help="streams per worker")
+    add("--unroll", type=int, default=20, help="words per stream in a step")
+    add("--optimizer", choices=tuple(DEFAULT_LR), default="adagrad", help="update rule")
+    add("--lr", type=float, default=None, help=f"learning rate; None: {DEFAULT_LR}")
+    add("--clip", type=float, default=10.0, help="bound of the norm of the LSTM's gradient")
+    add("--epochs", type=float, default=1.0, help="passes over the text")
+    add("--steps", type=int, default=None, help="stop after so many steps instead")
+    add("--eval-words", type=int, default=20_000, help="held-out words the perplexity is over")
+    add("--text", default="auto", help='"gcide", "programs", "auto" or a text file')
+    add("--data-dir", type=Path, default=CACHE, help="where fetched and encoded text is kept")
+    add("--run-option", choices=("HYBRID", "PS", "AR"), default="HYBRID", help="synchronisation")
+    add("--workers", type=int, default=2, help="local workers, where there is no GPU")
+    add("--resource-info", default=None, help="file that lists hosts; None: this machine")
+    add("--seed", type=int, default=0, help="base of all random numbers")
+    # Defaults, not values: a flag that is given still wins over the quickstart's.
+    if parser.parse_known_args(arguments)[0].quickstart:
+        parser.set_defaults(**QUICKSTART)
+    args = parser.parse_args(arguments)
+    if args.lr is None:
+        args.lr = DEFAULT_LR[args.optimizer]
+    return args
+
+
+def build_model(args: argparse.Namespace) -> LanguageModel:
+    return LanguageModel(args.vocab, args.embedding, args.hidden, args.projection, args.sampled)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(arguments)
+    # True and harmless: only the fused CPU kernel lacks projections.
+    warnings.filterwarnings("ignore", message="LSTM with projections is not supported")
+    torch.manual_seed(args.seed)
+    corpus = load_corpus(args.text, args.data_dir)
+    train_ids, held_out_ids = corpus.within(args.vocab)
+
+    model = build_model(args)
+    optimizer = make_optimizer(model, args.optimizer, args.lr)
+    train_step = make_step(model, optimizer, args.clip)
+    runner = parallax.get_runner(
+        train_step,
+        resource_info=args.resource_info,
+        config=parallax.Config(run_option=args.run_option, workers=args.workers, seed=args.seed),
+    )
+
+    chief = runner.worker_id == 0
+    shard, shards = parallax.shard_id(), parallax.num_shards()
+    batches = streams(train_ids, args.batch, args.unroll, shard, shards)
+    per_epoch = batches_per_epoch(train_ids, args.batch, args.unroll, shards)
+    steps = args.steps or max(1, round(args.epochs * per_epoch))
+    if chief:
+        print(
+            f"{len(train_ids):,} words of {corpus.source}, vocabulary {args.vocab:,}; "
+            f"{steps:,} steps of {args.batch} x {args.unroll} words on {shards} workers",
+            flush=True,
+        )
+
+    words_per_step = args.batch * args.unroll * shards
+    with Progress(steps, unit="words", per_step=words_per_step, show=chief) as progress:
+        for tokens, targets in itertools.islice(batches, steps):
+            progress.step(runner.run(tokens, targets))
+
+    # The trained rows live on their owners: every worker helps to collect them.
+    state = runner.state_dict()
+    if chief:
+        trained = build_model(args)
+        trained.load_state_dict(state["model"])
+        held_out = perplexity(trained, held_out_ids, limit=args.eval_words, unroll=args.unroll)
+        print(runner.plan)
+        print_result(
+            "Language model",
+            {
+                "workers": f"{shards}",
+                "words/s": f"{progress.rate:,.0f}",
+                "first step": f"{progress.first_step_seconds:.1f} s",
+                "training loss (sampled softmax)": f"{progress.loss:.3f}",
+                "held-out perplexity (full softmax)": f"{held_out:,.1f}",
+                "text": corpus.source,
+            },
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""A small residual network on images: dense variables only."""

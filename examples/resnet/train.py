@@ -1,0 +1,93 @@
+"""Train a residual network on small images: ``python -m examples.resnet.train``."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import parallax
+from examples.fetch import CACHE
+from examples.progress import Progress, print_result
+from examples.resnet.data import CLASSES, load_images
+from examples.resnet.model import ResNet, accuracy, make_optimizer, make_step
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.resnet.train",
+        description="Train a residual network on Fashion-MNIST or on digits.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--data", choices=("auto", "fashion-mnist", "digits"), default="auto", help="images")
+    add("--data-dir", type=Path, default=CACHE, help="where fetched images are kept")
+    add("--blocks", type=int, default=3, help="blocks per stage; 3 is ResNet-20")
+    add("--width", type=int, default=16, help="channels of the first stage")
+    add("--norm", choices=("group", "batch"), default="group", help="normalisation")
+    add("--batch", type=int, default=64, help="images per worker in a step")
+    add("--lr", type=float, default=0.03, help="learning rate that the schedule starts from")
+    add("--momentum", type=float, default=0.9, help="momentum of SGD")
+    add("--weight-decay", type=float, default=5e-4, help="weight decay of SGD")
+    add("--steps", type=int, default=300, help="steps to run; the schedule ends with them")
+    add("--eval-images", type=int, default=10_000, help="test images the accuracy is over")
+    add("--run-option", choices=("HYBRID", "PS", "AR"), default="HYBRID", help="synchronisation")
+    add("--workers", type=int, default=2, help="local workers, where there is no GPU")
+    add("--resource-info", default=None, help="file that lists hosts; None: this machine")
+    add("--seed", type=int, default=0, help="base of all random numbers")
+    return parser.parse_args(arguments)
+
+
+def build_model(args: argparse.Namespace) -> ResNet:
+    return ResNet(1, CLASSES, args.blocks, args.width, args.norm)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = parse(arguments)
+    torch.manual_seed(args.seed)
+    data = load_images(args.data, args.data_dir)
+    model = build_model(args)
+    optimizer = make_optimizer(model, args.lr, args.momentum, args.weight_decay)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
+
+    pairs = TensorDataset(data.train_images, data.train_labels)
+    loader = parallax.shard(DataLoader(pairs, args.batch, shuffle=True, drop_last=True))
+    runner = parallax.get_runner(
+        make_step(model, optimizer),
+        resource_info=args.resource_info,
+        config=parallax.Config(run_option=args.run_option, workers=args.workers, seed=args.seed),
+    )
+
+    chief = runner.worker_id == 0
+    per_step = args.batch * runner.num_workers
+    epochs = itertools.chain.from_iterable(itertools.repeat(loader))
+    with Progress(args.steps, unit="images", per_step=per_step, show=chief) as progress:
+        for images, labels in itertools.islice(epochs, args.steps):
+            progress.step(runner.run(images, labels))
+            # Outside the step: each step reads the rate that it finds in the optimizer.
+            schedule.step()
+
+    state = runner.state_dict()["model"]
+    if chief:
+        trained = build_model(args)
+        trained.load_state_dict(state)
+        count = args.eval_images
+        right = accuracy(trained, data.test_images[:count], data.test_labels[:count])
+        print_result(
+            "Residual network",
+            {
+                "workers": f"{runner.num_workers}",
+                "images/s": f"{progress.rate:,.0f}",
+                "first step": f"{progress.first_step_seconds:.1f} s",
+                "training loss": f"{progress.loss:.3f}",
+                "test accuracy": f"{right:.1%}",
+                "data": data.source,
+            },
+        )
+
+
+if __name__ == "__main__":
+    main()
