@@ -1,0 +1,272 @@
+"""The launcher's process: starts the workers of this machine through torchrun's machinery.
+
+``python -m parallax.cluster.agent --workers N [--redirect DIR] [--seed S] -- COMMAND...`` runs the
+command N times, each with its own RANK (``environment.py`` lists the variables). It ends with 0
+when all workers did, with the status of the first worker that failed (128 + n if signal n killed
+it), or with 128 + n when it received signal n itself; no worker outlives it. ``launch.py`` turns
+the user's process into this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from parallax.cluster import worker_exec
+from parallax.cluster.environment import LAUNCHED_VARIABLE, SEED_VARIABLE, launch_seed
+from parallax.cluster.worker_output import WorkerOutput
+from parallax.cluster.worker_watch import WorkerEnd, WorkerWatch, first_failure
+from parallax.config import configure_logging
+from parallax.errors import LaunchError, ParallaxError
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig
+
+__all__ = ["main"]
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_USAGE = "python -m parallax.cluster.agent --workers N [--redirect DIR] [--seed S] -- COMMAND..."
+
+
+@dataclass(frozen=True)
+class _Order:
+    workers: int
+    command: list[str]
+    redirect: Path | None = None
+    seed: int | None = None
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the workers to their end.
+
+    Args:
+        arguments: the command line after the program's name.
+
+    Returns:
+        The exit status.
+    """
+    stop_signals = _prepare_signals()
+    directory = Path(tempfile.mkdtemp(prefix="parallax-"))
+    try:
+        order = _read_order(arguments)
+        _set_environment(order, configure_logging())
+        return _run(order, directory, stop_signals)
+    except ParallaxError as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _prepare_signals() -> list[signal.Signals]:
+    """Until there are workers, a signal simply ends this process, without a traceback.
+
+    Returns the signals that stop the run: those that are not ignored, as SIGHUP under nohup.
+    """
+    heeded = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+    for number in heeded:
+        signal.signal(number, _leave)
+    return heeded
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _read_order(arguments: Sequence[str]) -> _Order:
+    own, command = list(arguments), []
+    if "--" in own:
+        position = own.index("--")
+        own, command = own[:position], own[position + 1 :]
+    options = dict(zip(own[::2], own[1::2], strict=False))
+    known = {"--workers", "--redirect", "--seed"}
+    numbers = (options.get("--workers", ""), options.get("--seed", "0"))
+    if len(own) % 2 or not command or not set(options) <= known:
+        raise LaunchError(f"The launcher cannot read its arguments {own}.", hint=_USAGE)
+    if not all(number.isascii() and number.isdecimal() for number in numbers):
+        raise LaunchError(f"--workers and --seed need numbers, found {own}.", hint=_USAGE)
+    redirect = options.get("--redirect")
+    return _Order(
+        workers=int(options["--workers"]),
+        command=command,
+        redirect=Path(redirect) if redirect is not None else None,
+        seed=int(options["--seed"]) if "--seed" in options else None,
+    )
+
+
+def _set_environment(order: _Order, logger: logging.Logger) -> None:
+    """Sets what all workers share; they inherit it from this process."""
+    seed = order.seed
+    if seed is None:
+        seed = launch_seed()
+    if seed is None:
+        seed = secrets.randbits(31)
+    os.environ[SEED_VARIABLE] = str(seed)
+    os.environ[LAUNCHED_VARIABLE] = str(os.getpid())
+    # Their output goes to a pipe, which would otherwise show it in blocks of 8 KB.
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    if "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in _interfaces():
+        # Workers of one machine need no network, and the host's name may resolve to none.
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    note = ""
+    if "OMP_NUM_THREADS" not in os.environ:
+        cores = _cores()
+        threads = max(1, cores // max(1, order.workers))
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        note = f", each with OMP_NUM_THREADS={threads} ({cores} cores)"
+    logger.info("starting %d workers on this machine%s", order.workers, note)
+
+
+def _interfaces() -> set[str]:
+    try:
+        return {name for _, name in socket.if_nameindex()}
+    except OSError:
+        return set()
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _run(order: _Order, directory: Path, stop_signals: Sequence[signal.Signals]) -> int:
+    with _quiet_torchrun():
+        from torch.distributed.elastic.multiprocessing import SignalException
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import elastic_launch
+    try:
+        output = WorkerOutput(directory, order.workers, order.redirect)
+        watch = WorkerWatch(
+            directory, order.workers, lambda: shutil.rmtree(directory, ignore_errors=True)
+        )
+    except OSError as error:
+        raise LaunchError(f"The workers' output cannot be received: {error}.") from error
+    config = _launch_config(order, output, stop_signals)
+    command = [os.path.abspath(worker_exec.__file__), str(os.getpid()), watch.notices]
+    output.start()
+    watch.start()
+    received: int | None = None
+    failed: ChildFailedError | None = None
+    try:
+        # -I and -S: the first instructions need nothing but the standard library.
+        arguments = ["-I", "-S", *command, *order.command]
+        elastic_launch(config, sys.executable)(*(_unsubstituted(item) for item in arguments))
+    except SignalException as stopped:
+        received = stopped.sigval
+    except ChildFailedError as error:
+        failed = error
+    except OSError as error:
+        raise LaunchError(f"The workers cannot be started: {error}.") from error
+    finally:
+        for number in stop_signals:
+            signal.signal(number, signal.SIG_IGN)
+        watch.finish()
+        output.finish()
+    return _report(order, received, watch.ends(), failed)
+
+
+@contextlib.contextmanager
+def _quiet_torchrun() -> Iterator[None]:
+    """Silences the loggers that torchrun makes inside: of a failure, they tell a longer story.
+
+    Some take their level from LOGLEVEL when they are made, the others from their parent. A user
+    who sets LOGLEVEL, or debugs, sees it all.
+    """
+    debug = logging.getLogger("parallax").isEnabledFor(logging.DEBUG)
+    if debug or "LOGLEVEL" in os.environ:
+        yield
+        return
+    os.environ["LOGLEVEL"] = "CRITICAL"
+    try:
+        yield
+    finally:
+        del os.environ["LOGLEVEL"]
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+
+
+def _launch_config(
+    order: _Order, output: WorkerOutput, stop_signals: Sequence[signal.Signals]
+) -> LaunchConfig:
+    from torch.distributed.launcher.api import LaunchConfig
+
+    from parallax.cluster import local_rendezvous
+    from parallax.cluster.worker_logs import PipeLogs
+
+    local_rendezvous.register()
+    return LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=order.workers,
+        run_id=f"parallax-{os.getpid()}",
+        role="worker",
+        rdzv_backend=local_rendezvous.BACKEND,
+        rdzv_endpoint="127.0.0.1",
+        max_restarts=0,
+        monitor_interval=0.1,
+        logs_specs=PipeLogs(output.stdouts, output.stderrs),
+        signals_to_handle=",".join(number.name for number in stop_signals),
+    )
+
+
+def _unsubstituted(argument: str) -> str:
+    # torchrun reads each argument as a template: "$$" stands for "$", "${local_rank}" for a number.
+    return argument.replace("$", "$$")
+
+
+def _report(
+    order: _Order,
+    received: int | None,
+    ends: Sequence[WorkerEnd],
+    failed: ChildFailedError | None,
+) -> int:
+    """Says in one line how the run ended, unless well; returns the exit status."""
+    if received is not None:
+        _say(f"stopped by {signal.Signals(received).name}; no worker is left")
+        return 128 + received
+    if failed is None:
+        return 0
+    # Without pidfds nothing was seen but what torchrun found, in the order in which it looked.
+    seen = {end.rank for end in ends}
+    unseen = [
+        WorkerEnd(rank, failure.exitcode, stopped=failure.exitcode == -signal.SIGTERM)
+        for rank, failure in failed.failures.items()
+        if rank not in seen
+    ]
+    first = first_failure([*ends, *unseen])
+    assert first is not None
+    how = f"failed with exit status {first.status}"
+    if first.status < 0:
+        how = f"was killed by signal {-first.status}"
+        with contextlib.suppress(ValueError):
+            how += f" ({signal.Signals(-first.status).name})"
+        if first.status == -signal.SIGKILL:
+            how += ", as the kernel does when memory runs out"
+    others = "; the other workers were stopped" if order.workers > 1 else ""
+    where = ""
+    if order.redirect is not None:
+        where = f"; its output is in {order.redirect}/worker-{first.rank}.err"
+    _say(f"worker {first.rank} {how}{others}{where}")
+    return first.shell_status
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"parallax: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,601 @@
+"""Starting and stopping the workers of one machine, with real scripts and processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from parallax.cluster.launch import Target, find_target, original_command
+from parallax.cluster.worker_output import MAX_LINE_BYTES, LineMarker
+from parallax.cluster.worker_start import exit_status
+from parallax.cluster.worker_watch import WorkerEnd, first_failure
+from parallax.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    LaunchError,
+    ModelError,
+    ParallaxError,
+    PeerError,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+MARKER = "PARALLAX_TEST_MARKER"
+LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS")
+
+PROLOGUE = """
+import json, os, signal, subprocess, sys, time
+from parallax.cluster.environment import worker_environment
+from parallax.cluster.launch import launch_local_workers
+from parallax.cluster.worker_start import keep_undestroyed, prepare_worker_process
+from parallax.errors import *
+
+def start(workers=2, redirect_path=None, seed=None):
+    env = worker_environment()
+    if env.world_size == 1 and not env.launched:
+        launch_local_workers(workers, redirect_path=redirect_path, seed=seed)
+    prepare_worker_process(env)
+    return env
+"""
+# A collective that waits for a peer that never comes.
+BLOCKED = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+# As the runtime does: its sockets close when the process ends, not before.
+keep_undestroyed(dist.group.WORLD)
+def block():
+    print("blocked", os.getpid(), flush=True)
+    dist.all_reduce(torch.ones(3))
+"""
+
+
+class Run:
+    """A started script: its output as it comes, and every process that carries its marker."""
+
+    def __init__(self, command: list[str], cwd: Path, before: Callable[[], None] | None) -> None:
+        self.marker = uuid.uuid4().hex
+        environ = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+        environ |= {
+            MARKER: self.marker,
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(cwd / "tmp"),
+        }
+        (cwd / "tmp").mkdir(exist_ok=True)
+        self.temporary = cwd / "tmp"
+        self.process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=before,
+        )
+        self.out: list[str] = []
+        self.err: list[str] = []
+        self.readers = [
+            threading.Thread(target=self._read, args=pair, daemon=True)
+            for pair in ((self.process.stdout, self.out), (self.process.stderr, self.err))
+        ]
+        for reader in self.readers:
+            reader.start()
+
+    def _read(self, stream, lines: list[str]) -> None:
+        for line in stream:
+            lines.append(line.decode().rstrip("\n"))
+        stream.close()
+
+    def wait_for(self, pattern: str, times: int = 1, seconds: float = 60) -> list[re.Match[str]]:
+        """Waits until ``times`` lines of the standard output match."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = [m for line in list(self.out) if (m := re.search(pattern, line))]
+            if len(found) >= times:
+                return found
+            if self.process.poll() is not None and not any(r.is_alive() for r in self.readers):
+                break
+            time.sleep(0.01)
+        raise AssertionError(f"no {pattern!r} in\n{self.text()}")
+
+    def end(self, seconds: float = 60) -> int:
+        """Waits for the end; the status as a shell shows it."""
+        status = self.process.wait(seconds)
+        for reader in self.readers:
+            reader.join(10)
+        return status if status >= 0 else 128 - status
+
+    def text(self) -> str:
+        return "\n".join([*self.out, "--- stderr", *self.err])
+
+    def processes(self) -> list[int]:
+        """Living processes (zombies included) that inherited the marker."""
+        needle = f"{MARKER}={self.marker}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if needle in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
+
+    def sockets(self) -> list[str]:
+        """Listening sockets of these processes, as /proc/net shows addresses."""
+        inodes = set()
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                for link in Path(f"/proc/{pid}/fd").iterdir():
+                    with contextlib.suppress(OSError):
+                        inodes.add(os.readlink(link).removeprefix("socket:[").rstrip("]"))
+        rows = [
+            row.split()
+            for name in ("tcp", "tcp6")
+            for row in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
+        ]
+        return [row[1] for row in rows if row[3] == "0A" and row[9] in inodes]
+
+    def assert_nothing_left(self, seconds: float = 5) -> None:
+        deadline = time.monotonic() + seconds
+        while self.processes() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert self.processes() == []
+        assert list(self.temporary.iterdir()) == []
+
+
+@pytest.fixture
+def start_script(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def start(
+        body: str,
+        *arguments: str,
+        command: list[str] | None = None,
+        path: str = "train.py",
+        before: Callable[[], None] | None = None,
+    ) -> Run:
+        script = tmp_path / path
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text(PROLOGUE + body)
+        run = Run([sys.executable, *(command or [path]), *arguments], tmp_path, before)
+        runs.append(run)
+        return run
+
+    yield start
+    for run in runs:
+        for pid in run.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        run.process.wait(10)
+
+
+NASTY = [
+    "",
+    "with space",
+    "--",
+    "--workers",
+    "-c",
+    'it\'s "quoted"',
+    "new\nline\r\ttab",
+    "$HOME $(id) `id` ${local_rank} $$ $",
+    "Grüße 火 🏖️",
+    "back\\slash",
+    "*?[a]{b,c}",
+    "-m",
+    b"\xff\xfe".decode("utf-8", "surrogateescape"),
+]
+
+
+def test_workers_get_everything_as_the_user_gave_it(
+    start_script: Callable[..., Run], tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    run = start_script(
+        """
+os.chdir("elsewhere")
+env = start(seed=7)
+print(json.dumps({
+    "rank": env.rank,
+    "world": env.world_size,
+    "argv": sys.argv,
+    "directory": os.getcwd(),
+    "options": [sys.flags.optimize, sys.warnoptions, sys._xoptions.get("utf8")],
+    "seed": os.environ["PARALLAX_SEED"],
+    "threads": os.environ["OMP_NUM_THREADS"],
+}))
+print("to stderr", file=sys.stderr)
+print()
+print("unfinished", end="")
+""",
+        *NASTY,
+        command=["-O", "-Wignore", "-X", "utf8=1", "./sub/train.py"],
+        path="sub/train.py",
+    )
+    assert run.end() == 0, run.text()
+    lines = [re.fullmatch(r"\[worker (\d)\] (.*)", line) for line in run.out]
+    assert all(lines), run.text()
+    for rank in (0, 1):
+        report, empty, unfinished = [m[2] for m in lines if m and m[1] == str(rank)]
+        assert json.loads(report) == {
+            "rank": rank,
+            "world": 2,
+            "argv": ["./sub/train.py", *NASTY],
+            "directory": str(tmp_path / "elsewhere"),
+            "options": [1, ["ignore"], "1"],
+            "seed": "7",
+            "threads": str(max(1, len(os.sched_getaffinity(0)) // 2)),
+        }
+        assert (empty, unfinished) == ("", "unfinished")
+        assert f"[worker {rank}] to stderr" in run.err
+    # Not a word of torchrun's own.
+    (first,) = [line for line in run.err if not line.startswith("[worker")]
+    assert "starting 2 workers on this machine, each with OMP_NUM_THREADS=" in first
+    run.assert_nothing_left()
+
+
+def test_module_and_redirected_output(start_script: Callable[..., Run], tmp_path: Path) -> None:
+    run = start_script(
+        """
+env = start(redirect_path="logs")
+print("out", env.rank, __spec__.name, sys.argv[1:], os.environ["PARALLAX_SEED"])
+print("err", env.rank, file=sys.stderr)
+""",
+        "-x",
+        command=["-m", "pkg.train"],
+        path="pkg/train.py",
+    )
+    assert run.end() == 0, run.text()
+    seeds = set()
+    for rank in (0, 1):
+        line = (tmp_path / "logs" / f"worker-{rank}.out").read_text()
+        found = re.fullmatch(rf"out {rank} pkg.train \['-x'\] (\d+)\n", line)
+        assert found, run.text()
+        seeds.add(found[1])
+        assert f"[worker {rank}] {line.strip()}" in run.out
+        assert (tmp_path / "logs" / f"worker-{rank}.err").read_text() == f"err {rank}\n"
+    assert len(seeds) == 1
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("failure", "status", "shown", "last"),
+    [
+        (
+            'raise DataDependentError("the step depends on x.", hint="use torch.where.")',
+            4,
+            ["error: DataDependentError: the step depends on x.", "  What to do: use torch.where."],
+            "worker 1 failed with exit status 4; the other workers were stopped",
+        ),
+        (
+            "1 / 0",
+            1,
+            ["Traceback (most recent call last):", "ZeroDivisionError: division by zero"],
+            "worker 1 failed with exit status 1; the other workers were stopped",
+        ),
+        ("sys.exit(5)", 5, [], "worker 1 failed with exit status 5; the other workers"),
+        (
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            137,
+            [],
+            "worker 1 was killed by signal 9 (SIGKILL), as the kernel does when memory runs out",
+        ),
+    ],
+)
+def test_a_failing_worker_ends_all(
+    start_script: Callable[..., Run], failure: str, status: int, shown: list[str], last: str
+) -> None:
+    run = start_script(
+        "env = start()\n"
+        + BLOCKED
+        + f"""
+if env.rank == 0:
+    block()
+while not os.path.exists("go"):
+    time.sleep(0.01)
+{failure}
+"""
+    )
+    run.wait_for("blocked")
+    started = time.monotonic()
+    (run.temporary.parent / "go").touch()
+    assert run.end() == status, run.text()
+    assert time.monotonic() - started < 4
+    for line in shown:
+        assert f"[worker 1] {line}" in run.err
+    assert f"parallax: {last}" in run.err[-1]
+    if "Error" in failure:
+        assert not any(line.startswith("[worker 1] Traceback") for line in run.err)
+    run.assert_nothing_left()
+
+
+def test_the_last_to_obey_is_killed(start_script: Callable[..., Run]) -> None:
+    run = start_script(
+        """
+env = start()
+if env.rank == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    print("deaf")
+    time.sleep(100)
+while not os.path.exists("go"):
+    time.sleep(0.01)
+raise PeerError("worker 0 no longer answers.")
+"""
+    )
+    run.wait_for("deaf")
+    started = time.monotonic()
+    (run.temporary.parent / "go").touch()
+    assert run.end() == 3, run.text()
+    assert 4 < time.monotonic() - started < 10
+    assert "worker 1 failed with exit status 3" in run.err[-1]
+    run.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_signals_stop_every_worker(
+    start_script: Callable[..., Run], number: signal.Signals, status: int
+) -> None:
+    # What a handler cannot interrupt is for SIGTERM and SIGHUP to end: those kill by default.
+    wait = "time.sleep(100)" if number == signal.SIGINT else "block() if env.rank else 0"
+    run = start_script(
+        "env = start()\n"
+        + BLOCKED
+        + f"""
+print("ready")
+{wait}
+time.sleep(100)
+"""
+    )
+    run.wait_for("ready", times=2)
+    sockets = run.sockets()
+    assert sockets
+    assert all(address.startswith("0100007F:") for address in sockets), sockets
+    started = time.monotonic()
+    # As a terminal does: to the whole group, which is the launcher alone.
+    os.killpg(run.process.pid, number)
+    assert run.end() == status, run.text()
+    assert time.monotonic() - started < 4
+    assert f"parallax: stopped by {number.name}; no worker is left" in run.err[-1]
+    assert not any("Traceback" in line for line in run.err)
+    run.assert_nothing_left()
+
+
+def test_no_worker_outlives_a_killed_launcher(start_script: Callable[..., Run]) -> None:
+    run = start_script("env = start()\n" + BLOCKED + "block() if env.rank else time.sleep(100)\n")
+    run.wait_for("blocked")
+    assert len(run.processes()) == 3
+    run.process.kill()
+    run.end()
+    run.assert_nothing_left()
+
+
+def test_an_ignored_hangup_stays_ignored(start_script: Callable[..., Run]) -> None:
+    run = start_script(
+        'start()\nprint("ready")\ntime.sleep(100)\n',
+        before=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN) and None,
+    )
+    run.wait_for("ready", times=2)
+    os.killpg(run.process.pid, signal.SIGHUP)
+    os.killpg(run.process.pid, signal.SIGTERM)
+    assert run.end() == 143, run.text()
+    run.assert_nothing_left()
+
+
+def test_a_normal_end_does_not_wait_for_a_lost_collective(
+    start_script: Callable[..., Run],
+) -> None:
+    run = start_script(
+        "env = start()\n"
+        + BLOCKED
+        + """
+import atexit
+if env.rank == 0:
+    atexit.register(print, "exit function")
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    open("pid.part", "w").write(str(os.getpid()))
+    os.rename("pid.part", "pid")
+    sys.exit(0)
+while not os.path.exists("pid"):
+    time.sleep(0.01)
+pid = int(open("pid").read())
+deadline = time.monotonic() + 30
+while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+    time.sleep(0.01)
+print("gone", not os.path.exists(f"/proc/{pid}"))
+"""
+    )
+    assert run.end() == 0, run.text()
+    assert "[worker 0] exit function" in run.out
+    assert "[worker 1] gone True" in run.out
+    run.assert_nothing_left()
+
+
+def test_a_worker_may_not_start_workers(start_script: Callable[..., Run]) -> None:
+    run = start_script(
+        """
+env = start()
+if "child" not in sys.argv:
+    if env.rank == 0:
+        child = subprocess.run([sys.executable, __file__, "child"])
+        print("child", child.returncode)
+        launch_local_workers(2, redirect_path=None)
+    time.sleep(100)
+"""
+    )
+    assert run.end() == 3, run.text()
+    text = run.text()
+    assert "has the environment of worker 0 but was started by it" in text
+    assert "error: LaunchError: This process is already a worker that parallax started" in text
+    run.assert_nothing_left()
+
+
+def test_interactive_programs_are_refused(tmp_path: Path) -> None:
+    body = PROLOGUE + "start()\n"
+    environ = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+    environ["PYTHONPATH"] = str(ROOT)
+
+    def error(command: list[str], text: str | None = None) -> str:
+        result = subprocess.run(
+            [sys.executable, *command],
+            env=environ,
+            cwd=tmp_path,
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert result.returncode == 1
+        return result.stderr
+
+    assert "comes from a `python -c` command" in error(["-c", body])
+    assert "comes from its standard input" in error(["-"], body)
+    spawning = tmp_path / "spawning.py"
+    spawning.write_text(
+        body.replace("start()\n", "")
+        + """
+import multiprocessing
+if __name__ == "__main__":
+    child = multiprocessing.get_context("fork").Process(target=start)
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+    )
+    assert "This process was started by multiprocessing" in error([str(spawning)])
+
+
+def test_pytest_is_refused() -> None:
+    with pytest.raises(LaunchError, match="runs inside pytest"):
+        original_command(["python", "-m", "pytest", "-q"], sys.executable, None, "/")
+    with pytest.raises(LaunchError, match="runs inside pytest"):
+        original_command(["python", "/opt/bin/pytest"], sys.executable, None, "/")
+
+
+def test_notebooks_and_consoles_are_refused() -> None:
+    with pytest.raises(LaunchError, match="comes from a notebook"):
+        original_command(["python", "-m", "ipykernel_launcher", "-f", "x"], "/py", None, "/")
+    with pytest.raises(LaunchError, match="comes from an interactive session"):
+        original_command(["python", "-q"], "/py", None, "/")
+
+
+@pytest.mark.parametrize(
+    ("words", "target"),
+    [
+        (["train.py", "-m", "x"], Target("script", "train.py", 1)),
+        (["-u", "-Wignore", "-X", "dev", "train.py"], Target("script", "train.py", 5)),
+        (["-W", "-m", "train.py"], Target("script", "train.py", 3)),
+        (["--check-hash-based-pycs", "always", "a.py"], Target("script", "a.py", 3)),
+        (["-uBm", "pkg.train", "-c"], Target("module", "pkg.train", 2)),
+        (["-mpkg.train"], Target("module", "pkg.train", 1)),
+        (["-Ec", "pass", "train.py"], Target("command", "pass", 2)),
+        (["-u", "-", "x"], Target("stdin", index=2)),
+        (["-i"], Target("nothing")),
+        ([], Target("nothing")),
+    ],
+)
+def test_what_a_command_line_runs(words: list[str], target: Target) -> None:
+    assert find_target(["python", *words]) == target
+
+
+def test_a_relative_script_is_found_after_a_change_of_directory(tmp_path: Path) -> None:
+    script = tmp_path / "sub" / "train.py"
+    script.parent.mkdir()
+    script.touch()
+
+    def found(name: str, main_file: str | None, directory: str | None) -> object:
+        return original_command(["python", name, "-x"], "/py", main_file, directory)
+
+    here = str(tmp_path)
+    assert found("sub/train.py", str(script), "/") == (["/py", "sub/train.py", "-x"], here)
+    assert found(str(script), str(script), None) == (["/py", str(script), "-x"], None)
+    assert found("sub/train.py", None, here) == (["/py", "sub/train.py", "-x"], here)
+    # A script that was started through a link, say.
+    assert found("other.py", str(script), None) == (["/py", str(script), "-x"], None)
+    with pytest.raises(LaunchError, match=r"The script sub/train\.py is no longer found"):
+        found("sub/train.py", None, None)
+
+
+@given(st.lists(st.text(), max_size=4))
+def test_arguments_of_the_program_are_not_touched(arguments: list[str]) -> None:
+    words = ["python", "-u", "/bin/sh", *arguments]
+    assert original_command(words, "/py", None, None)[0] == ["/py", *words[1:]]
+    assert find_target(words) == Target("script", "/bin/sh", 2)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError("x"), 2),
+        (LaunchError("x"), 3),
+        (PeerError("x"), 3),
+        (ModelError("x"), 4),
+        (DataError("x"), 5),
+        (CheckpointError("x"), 6),
+        (ParallaxError("x"), 1),
+        (ValueError("x"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_exit_status_of_each_family(error: BaseException, status: int) -> None:
+    assert exit_status(error) == status
+
+
+@pytest.mark.parametrize(
+    ("ends", "first"),
+    [
+        ([], None),
+        ([WorkerEnd(0, 0), WorkerEnd(1, 0)], None),
+        ([WorkerEnd(0, 0), WorkerEnd(1, 4), WorkerEnd(2, 1)], WorkerEnd(1, 4)),
+        ([WorkerEnd(0, 3), WorkerEnd(1, 4)], WorkerEnd(1, 4)),
+        ([WorkerEnd(0, 3), WorkerEnd(1, -15, stopped=True)], WorkerEnd(0, 3)),
+        ([WorkerEnd(2, 3), WorkerEnd(0, 3)], WorkerEnd(2, 3)),
+        ([WorkerEnd(0, -9), WorkerEnd(1, 3)], WorkerEnd(0, -9)),
+    ],
+)
+def test_the_first_failure_is_not_hidden_by_bystanders(
+    ends: list[WorkerEnd], first: WorkerEnd | None
+) -> None:
+    assert first_failure(ends) == first
+
+
+def test_status_of_a_signal() -> None:
+    assert WorkerEnd(0, -11).shell_status == 139
+    assert WorkerEnd(0, 4).shell_status == 4
+
+
+@given(st.binary(), st.lists(st.integers(0, 40)))
+def test_lines_do_not_depend_on_how_they_arrive(data: bytes, cuts: list[int]) -> None:
+    def marked(pieces: list[bytes]) -> bytes:
+        marker = LineMarker(b"> ")
+        return b"".join(map(marker.feed, pieces)) + marker.finish()
+
+    edges = sorted([0, *(min(cut, len(data)) for cut in cuts), len(data)])
+    pieces = [data[low:high] for low, high in pairwise(edges)]
+    assert marked(pieces) == marked([data])
+
+
+def test_lines() -> None:
+    marker = LineMarker(b"> ")
+    assert marker.feed(b"a") == b""
+    assert marker.feed(b"b\n\nc\r\nd\r") == b"> ab\n> \n> c\n"
+    assert marker.feed(b" 5%\r10%") == b"> d\n>  5%\n"
+    assert marker.finish() == b"> 10%\n"
+    assert marker.finish() == b""
+    long = b"x" * (MAX_LINE_BYTES + 5)
+    assert marker.feed(long) == b"> " + long + b"\n"
