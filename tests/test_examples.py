@@ -23,6 +23,8 @@ from parallax.errors import DataError
 
 CPU = torch.device("cpu")
 
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> lm_data.Corpus:

@@ -1,0 +1,59 @@
+"""The benchmarks' own parts: workloads that run, and timing that pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from benchmarks import models
+from benchmarks.pairing import Paired, run_paired
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+
+SMALL: dict[str, Callable[[], models.Workload]] = {
+    "lm": lambda: models.lm(300, embedding=8, hidden=12, projection=8, sampled=16),
+    "lm-sparse": lambda: models.lm(
+        300, sparse=True, embedding=8, hidden=12, projection=8, sampled=16
+    ),
+    "resnet18": lambda: models.resnet18(batch=2),
+    "mlp": lambda: models.mlp(layers=3, width=8),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_workload_trains(name: str) -> None:
+    torch.manual_seed(0)
+    workload = SMALL[name]()
+    before = [value.detach().clone() for value in workload.model.parameters()]
+    loss = workload.step(*workload.batch())
+    assert bool(loss.isfinite())
+    pairs = zip(before, workload.model.parameters(), strict=True)
+    assert all(not torch.equal(old, new) for old, new in pairs)
+
+
+def test_resnet18_has_the_size_of_the_paper() -> None:
+    model = models.ResNet18(classes=1000, small=False)
+    assert sum(value.numel() for value in model.parameters()) == 11_689_512
+
+
+def test_the_perceptron_has_forty_layers() -> None:
+    layers = [part for part in models.mlp().model if isinstance(part, torch.nn.Linear)]
+    assert len(layers) == 40
+
+
+def test_variants_take_turns_and_each_goes_first() -> None:
+    calls: list[str] = []
+    variants = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
+    result = run_paired(variants, rounds=2, steps=2, warmup=1)
+    assert "".join(calls) == "bbaa" + "aabb" + "bbaa"
+    assert [len(values) for values in result.seconds.values()] == [2, 2]
+
+
+def test_a_disturbed_round_does_not_move_the_ratio() -> None:
+    # The third round was slow for both, the fourth for one of them.
+    result = Paired({"a": [1.0, 2.0, 9.0, 1.0, 1.0], "b": [2.0, 4.0, 18.0, 50.0, 2.0]})
+    assert result.ratio("b", "a") == 2.0
+    assert result.ratio("a", "a") == 1.0
+    assert Paired({"a": [1.0, 1.0], "b": [2.0, 3.0]}).ratio_range("b", "a") == (2.0, 3.0)
