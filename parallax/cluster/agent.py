@@ -58,8 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit status.
     """
-    stop_signals = _prepare_signals()
     directory = Path(tempfile.mkdtemp(prefix="parallax-"))
+    stop_signals = _prepare_signals(directory)
     try:
         order = _read_order(arguments)
         _set_environment(order, configure_logging())
@@ -71,19 +71,21 @@ def main(arguments: Sequence[str]) -> int:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _prepare_signals() -> list[signal.Signals]:
+def _prepare_signals(directory: Path) -> list[signal.Signals]:
     """Until there are workers, a signal simply ends this process, without a traceback.
 
     Returns the signals that stop the run: those that are not ignored, as SIGHUP under nohup.
     """
+
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        # An exception would be lost where torch, while imported, catches everything.
+        shutil.rmtree(directory, ignore_errors=True)
+        os._exit(128 + number)
+
     heeded = [number for number in _STOP_SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     for number in heeded:
-        signal.signal(number, _leave)
+        signal.signal(number, leave)
     return heeded
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + number)
 
 
 def _read_order(arguments: Sequence[str]) -> _Order:
@@ -176,7 +178,8 @@ def _run(order: _Order, directory: Path, stop_signals: Sequence[signal.Signals])
             signal.signal(number, signal.SIG_IGN)
         watch.finish()
         output.finish()
-    return _report(order, received, watch.ends(), failed)
+    # torchrun learns of a signal by an exception, which a destructor, say, can swallow.
+    return _report(order, received or watch.first_signal, watch.ends(), failed)
 
 
 @contextlib.contextmanager

@@ -62,7 +62,7 @@ def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
 
 
 class WorkerWatch:
-    """Watches the workers from a thread.
+    """Watches the workers from a thread; ``first_signal`` is the first that told it to stop.
 
     Args:
         directory: a private directory for the pipe through which workers report that they started.
@@ -84,6 +84,7 @@ class WorkerWatch:
         self._running: dict[int, int] = {}
         self._expected = workers
         self._deadline: float | None = None
+        self.first_signal: int | None = None
         self._first_failure_at: float | None = None
         self._finished = False
         self._on_all_started = on_all_started
@@ -154,7 +155,9 @@ class WorkerWatch:
             self._on_all_started()
 
     def _on_signal(self) -> None:
-        for _ in os.read(self._signals, 4096).strip(b"\0"):
+        for number in os.read(self._signals, 4096).strip(b"\0"):
+            if self.first_signal is None:
+                self.first_signal = number
             # Told once, workers may finish what they do; told twice, the user is in earnest.
             grace = GRACE_SECONDS if self._deadline is None else 0.0
             self._deadline = time.monotonic() + grace

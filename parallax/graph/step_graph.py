@@ -11,13 +11,17 @@ from torch.utils import _pytree as pytree
 
 from parallax.graph.scalars import ScalarGuard
 
-InputKind = Literal["state", "number", "batch"]
+InputKind = Literal["state", "number", "batch", "shard"]
 OutputKind = Literal["return", "state", "call"]
 
 
 @dataclass(frozen=True)
 class GraphInput:
-    """One placeholder: a state tensor or number by leaf name, or a tensor of the batch by index."""
+    """One placeholder.
+
+    A state tensor or number by leaf name, this worker's rows of a variable, or part of the batch
+    by index.
+    """
 
     kind: InputKind
     name: str
@@ -74,12 +78,14 @@ class StepGraph:
 
     def placeholder(self, name: str) -> torch.fx.Node | None:
         """The placeholder of a state leaf, None if the step does not use it."""
-        for item, node in zip(self.inputs, self.placeholders(), strict=True):
-            if item.kind != "batch" and item.name == name:
+        nodes = self.placeholders()[-len(self.inputs) :]  # the runtime's objects come first
+        for item, node in zip(self.inputs, nodes, strict=True):
+            if item.kind in ("state", "number") and item.name == name:
                 return node
         return None
 
     def placeholders(self) -> list[torch.fx.Node]:
+        """All inputs of the graph."""
         return [node for node in self.graph.nodes if node.op == "placeholder"]
 
 

@@ -1,0 +1,234 @@
+"""What is known of each trainable variable: how it is read, what follows it, how sparse it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.errors import UnsupportedError
+from parallax.graph.layout import Component, follow
+from parallax.graph.lookups import (
+    Lookup,
+    RowGradient,
+    gradient_ids,
+    lookup_of,
+    padding_id,
+    row_gradient,
+    scales_by_frequency,
+)
+from parallax.graph.stages import Stage, stages
+from parallax.graph.state import Leaf
+from parallax.graph.step_graph import StepGraph
+from parallax.ops import marks
+
+aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A trainable parameter with its slots and shadows.
+
+    ``lookups`` name the row-reading operations; it is sparse when all reads are lookups. ``factors``
+    are the (output gradient, input) pair when the gradient is one matrix product. ``sparsity`` is
+    the measured share of rows touched in a step, None until it is measured.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    trainable: bool
+    lookups: tuple[str, ...] = ()
+    factors: tuple[str, str] | None = None
+    gradient: str | None = None
+    slots: tuple[str, ...] = ()
+    shadows: tuple[str, ...] = ()
+    sparsity: float | None = None
+    aliases: tuple[str, ...] = ()
+    sparse: bool = False
+    dense_reason: str = ""
+    """Why a variable that is looked up is not sparse."""
+    shard_obstacle: str = ""
+    """Why its update cannot be sharded."""
+    lazy: bool = False
+    """Its gradient is a sparse tensor: only touched rows are updated (``sparse=True``)."""
+
+    @property
+    def elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.dtype.itemsize
+
+    @property
+    def rows(self) -> int:
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass
+class Analysis:
+    """The variables of one captured step and the parts of its graph that belong to them."""
+
+    step: StepGraph
+    variables: dict[str, Variable]
+    components: dict[str, Component]
+    lookups: dict[str, list[Lookup]]
+    gradients: dict[str, list[Node]]
+    stages: dict[Node, Stage]
+
+    def row_gradients(self, name: str) -> list[RowGradient]:
+        """How each gradient of a sparse variable is made of rows."""
+        result = []
+        for mark in self.gradients[name]:
+            source = mark.args[0]
+            assert isinstance(source, Node)
+            rows = row_gradient(source, torch.Size(self.variables[name].shape))
+            assert rows is not None
+            result.append(rows)
+        return result
+
+
+def analyze(
+    step: StepGraph,
+    leaves: Mapping[str, Leaf],
+    aliases: Mapping[str, list[str]],
+) -> Analysis:
+    """Analyse a captured step.
+
+    Args:
+        step: the captured step.
+        leaves: the state by name.
+        aliases: further names of tied parameters.
+
+    Raises:
+        UnsupportedError: a lookup renormalises its table or scales gradients by frequency.
+    """
+    slots = {
+        leaf.name: leaf.variable
+        for leaf in leaves.values()
+        if leaf.kind == "slot" and leaf.variable is not None
+    }
+    gradients: dict[str, list[Node]] = {}
+    for node in step.graph.nodes:
+        if node.target is marks.GRADIENT:
+            gradients.setdefault(node.args[1], []).append(node)
+    components: dict[str, Component] = {}
+    lookups: dict[str, list[Lookup]] = {}
+    parameters = [
+        leaf for leaf in leaves.values() if leaf.kind == "parameter" and leaf.value.requires_grad
+    ]
+    for leaf in parameters:
+        table = step.placeholder(leaf.name)
+        users = [] if table is None else list(table.users)
+        reads = [lookup_of(user, table, leaf.name) for user in users if table is not None]
+        lookups[leaf.name] = [lookup for lookup in reads if lookup is not None]
+        components[leaf.name] = (
+            follow(step, leaf.name, slots) if leaf.name in gradients else Component({leaf.name})
+        )
+    when = stages(step, lookups, components)
+    variables: dict[str, Variable] = {}
+    for leaf in parameters:
+        name = leaf.name
+        component, found = components[name], lookups[name]
+        own = tuple(s for s, owner in slots.items() if owner == name)
+        variable = Variable(
+            name=name,
+            shape=tuple(leaf.value.shape),
+            dtype=leaf.value.dtype,
+            trainable=name in gradients,
+            lookups=tuple(lookup.node.name for lookup in found),
+            factors=_factors(gradients.get(name, [])),
+            gradient=gradients[name][-1].name if name in gradients else None,
+            slots=own,
+            shadows=tuple(s for s in component.states if s not in own and s not in variables
+                          and s not in component.variables),
+            aliases=tuple(aliases.get(name, ())),
+            shard_obstacle=component.obstacle,
+            lazy=any(
+                n.meta["val"].layout is torch.sparse_coo for n in gradients.get(name, ())
+            ),
+        )
+        variables[name] = _sparse_or_not(
+            variable, component, found, gradients.get(name, []), when
+        )
+    return Analysis(step, variables, components, lookups, gradients, when)
+
+
+def _sparse_or_not(
+    variable: Variable,
+    component: Component,
+    lookups: list[Lookup],
+    gradients: list[Node],
+    when: Mapping[Node, Stage],
+) -> Variable:
+    if not lookups or not gradients:
+        return variable
+    _check_supported(variable.name, lookups, component)
+    ids = {lookup.ids for lookup in lookups}
+    reason = ""
+    if component.whole_reads:
+        reads = sorted({str(node.target).removesuffix(".default") for node in component.whole_reads})
+        reason = f"it is also read as a whole by {', '.join(reads)}"
+    for mark in gradients:
+        source = mark.args[0]
+        rows = (
+            row_gradient(source, torch.Size(variable.shape)) if isinstance(source, Node) else None
+        )
+        if rows is None:
+            reason = reason or "its gradient is not a sum of looked-up rows"
+        elif any(origin(gradient_ids(term), ids) is None for term in rows.terms):
+            reason = reason or "its gradient is scattered by ids that no lookup used"
+        elif len({when[n] for term in rows.terms for n in _readers(term, lookups)}) > 1:
+            reason = reason or "ids of one lookup depend on the rows of another"
+        elif len({padding_id(term) for term in rows.terms}) > 1:
+            reason = reason or "its lookups leave out different padding rows"
+    return replace(variable, sparse=not reason, dense_reason=reason)
+
+
+def _readers(term: Node, lookups: list[Lookup]) -> list[Node]:
+    """The lookups that read by the ids which a term of the gradient scatters by."""
+    ids = origin(gradient_ids(term), {lookup.ids for lookup in lookups})
+    return [lookup.node for lookup in lookups if lookup.ids is ids]
+
+
+def origin(node: Node, ids: set[Node]) -> Node | None:
+    """The lookup ids that ``node`` reshapes, None if it is something else."""
+    current = node
+    while current not in ids:
+        if current.op != "call_function" or not current.args:
+            return None
+        source = current.args[0]
+        if not isinstance(source, Node):
+            return None
+        current = source
+    return current
+
+
+def _check_supported(name: str, lookups: list[Lookup], component: Component) -> None:
+    for lookup in lookups:
+        if scales_by_frequency(lookup.node):
+            raise UnsupportedError(
+                f"The table {name!r} scales gradients by frequency (scale_grad_by_freq), which "
+                "counts ids over the whole batch and differs on every worker.",
+                hint="use scale_grad_by_freq=False.",
+            )
+
+
+def _factors(gradients: list[Node]) -> tuple[str, str] | None:
+    if len(gradients) != 1:
+        return None
+    node = gradients[0].args[0]
+    while isinstance(node, Node) and node.target is aten.t.default:
+        node = node.args[0]
+    if isinstance(node, Node) and node.target is aten.mm.default:
+        left, right = node.args[0], node.args[1]
+        if isinstance(left, Node) and isinstance(right, Node):
+            return left.name, right.name
+    return None

@@ -1,0 +1,203 @@
+"""What the rewritten graph asks of the runtime: descriptions (data) and operations (words).
+
+A rewritten graph receives runtime objects as its first inputs and calls the functions below on
+them. Descriptions are plain frozen data made by the rewriting passes; the runtime makes an object
+of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One table of a row exchange.
+
+    Args:
+        name: the variable.
+        rows: rows of the whole table.
+        row_shape: shape of one row.
+        dtype: of rows and of their gradients.
+        average: mean over workers, else sum.
+        lazy: gradients are sparse tensors (only touched rows are updated).
+        padding: the row whose gradient is dropped, or None.
+        wraps: negative ids count from the end, as in indexing; else they are errors.
+    """
+
+    name: str
+    rows: int
+    row_shape: tuple[int, ...]
+    dtype: torch.dtype
+    average: bool
+    lazy: bool
+    padding: int | None
+    wraps: bool
+
+    @property
+    def width(self) -> int:
+        count = 1
+        for size in self.row_shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class RowsSpec:
+    """Tables whose rows are exchanged together; ``sharded`` by owners, else replicated."""
+
+    tables: tuple[TableSpec, ...]
+    sharded: bool
+
+
+@dataclass(frozen=True)
+class BucketEntry:
+    """One gradient of a phase: its place among the phase's gradients and in a bucket."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    average: bool
+    bucket: int
+
+
+@dataclass(frozen=True)
+class BucketsSpec:
+    """Dense gradients of one phase, in the order in which backward makes them.
+
+    With ``owners`` (one tuple of row ranges per entry, one range per worker) each worker receives
+    only its own rows; without, every worker receives all.
+    """
+
+    entries: tuple[BucketEntry, ...]
+    owners: tuple[tuple[tuple[int, int], ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class PullSpec:
+    """Dense values that their owners send to all workers after the update."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    owners: tuple[tuple[tuple[int, int], ...], ...]
+
+
+@dataclass(frozen=True)
+class ReductionSpec:
+    """One partial value that the owners combine."""
+
+    kind: Literal["norm", "sum", "mean", "amax", "amin"]
+    order: float
+    elements: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class CombineSpec:
+    """Partial values of one point of the step, exchanged in one message."""
+
+    reductions: tuple[ReductionSpec, ...]
+
+
+ResourceSpec = RowsSpec | BucketsSpec | PullSpec | CombineSpec
+
+
+def effect(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark an operation that must run in its place although nobody may use its value."""
+    function.parallax_effect = True  # type: ignore[attr-defined]
+    return function
+
+
+@effect
+def pull_rows(
+    exchange: Any, ids: Sequence[Sequence[torch.Tensor]], shards: Sequence[torch.Tensor]
+) -> list[Any]:
+    """Fetch the rows that this step looks up.
+
+    Returns, for each table: its unique rows, their count, the positions of each lookup's ids
+    among them (one tensor per lookup); and a handle last.
+    """
+    result: list[Any] = exchange.pull(ids, shards)
+    return result
+
+
+@effect
+def unique_rows(exchange: Any, ids: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
+    """As :func:`pull_rows` for replicated tables: only unique ids, nothing is sent."""
+    result: list[Any] = exchange.unique(ids)
+    return result
+
+
+@effect
+def push_rows(
+    exchange: Any, handle: Any, tables: Sequence[int], gradients: Sequence[torch.Tensor]
+) -> Any:
+    """Start sending gradients of unique rows to the tables' owners (or to all workers)."""
+    return exchange.push(handle, tables, gradients)
+
+
+@effect
+def receive_rows(exchange: Any, pending: Any) -> list[torch.Tensor]:
+    """The aggregated gradients that :func:`push_rows` started, on this worker's shards."""
+    result: list[torch.Tensor] = exchange.receive(pending)
+    return result
+
+
+@effect
+def put_gradient(buckets: Any, index: int, gradient: torch.Tensor) -> None:
+    """Copy a dense gradient to its bucket, and start sending the bucket when it is full."""
+    buckets.put(index, gradient)
+
+
+@effect
+def wait_gradients(buckets: Any) -> list[torch.Tensor]:
+    """The aggregated dense gradients of a phase, after all workers agreed on it."""
+    result: list[torch.Tensor] = buckets.wait()
+    return result
+
+
+@effect
+def pull_values(pull: Any, values: Sequence[torch.Tensor]) -> None:
+    """Bring every worker's dense values up to date from their owners, in place."""
+    pull.run(values)
+
+
+def partial_reduction(value: torch.Tensor, kind: str, order: float) -> torch.Tensor:
+    """A reduction over this worker's rows, as a float64 number that the owners combine.
+
+    A shard without rows gives what leaves the combined value as it is.
+    """
+    if value.layout is torch.sparse_coo:
+        value = value.coalesce().values()
+    if kind in ("sum", "mean"):
+        return value.sum(dtype=torch.float64)
+    if value.numel() == 0:
+        empty = {"amax": -math.inf, "amin": math.inf}.get(kind, 0.0)
+        if kind == "norm" and order == -math.inf:
+            empty = math.inf
+        return torch.tensor(empty, dtype=torch.float64, device=value.device)
+    if kind == "amax":
+        result = value.amax()
+    elif kind == "amin":
+        result = value.amin()
+    else:
+        result = torch.linalg.vector_norm(value, order)
+    return result.to(torch.float64)
+
+
+@effect
+def combine(combiner: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Reductions over all shards from every worker's :func:`partial_reduction`."""
+    result: list[torch.Tensor] = combiner.run(values)
+    return result
+
+
+def coalesce(gradient: torch.Tensor) -> torch.Tensor:
+    """A sparse gradient with every row once, as optimizers expect."""
+    return gradient.coalesce()

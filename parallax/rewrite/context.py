@@ -1,0 +1,127 @@
+"""What the rewriting passes share: the graph under work, the decision, and the runtime it needs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.fx import Graph, Node
+
+from parallax.graph.step_graph import GraphInput, StepGraph
+from parallax.graph.variables import Analysis
+from parallax.ops.resources import ResourceSpec
+from parallax.strategy.data import Strategy
+from parallax.strategy.layout import RowLayout
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Gradients that are made one after the other and then used: what is agreed on together."""
+
+    marks: tuple[Node, ...]
+    first_use: Node
+
+
+@dataclass
+class WorkerGraph:
+    """The graph that one worker runs, and what the runtime has to provide for it."""
+
+    step: StepGraph
+    resources: list[ResourceSpec] = field(default_factory=list)
+    sharded: dict[str, RowLayout] = field(default_factory=dict)
+    """State leaves of which a worker holds only its rows, by name; also those the step creates."""
+    views: dict[str, RowLayout] = field(default_factory=dict)
+    """Variables held whole of which the worker updates its rows only."""
+
+
+@dataclass
+class Rewriting:
+    """The state of one rewriting; passes run in order, each owning the graph while it runs."""
+
+    analysis: Analysis
+    strategy: Strategy
+    worker: int
+    workers: int
+    result: WorkerGraph
+    phases: list[Phase] = field(default_factory=list)
+    resource_nodes: list[Node] = field(default_factory=list)
+
+    @property
+    def step(self) -> StepGraph:
+        return self.result.step
+
+    @property
+    def graph(self) -> Graph:
+        return self.step.graph
+
+    def order(self) -> dict[Node, int]:
+        """Positions of all nodes; valid until the graph changes."""
+        return {node: index for index, node in enumerate(self.graph.nodes)}
+
+    def layout(self, variable: str) -> RowLayout:
+        """Where the rows of a variable live."""
+        rows = self.analysis.variables[variable].rows
+        return RowLayout.of(self.strategy.variables[variable], rows, self.workers)
+
+    def names_with(self, *synchronizers: str) -> list[str]:
+        """Variables that are synchronised in one of these ways."""
+        return [
+            name
+            for name, choice in self.strategy.variables.items()
+            if choice.synchronizer in synchronizers
+        ]
+
+    def resource(self, spec: ResourceSpec, name: str) -> Node:
+        """A new first input of the graph: the runtime object that ``spec`` describes."""
+        index = len(self.result.resources)
+        self.result.resources.append(spec)
+        anchor = self.resource_nodes[-1] if self.resource_nodes else None
+        if anchor is None:
+            first = next(iter(self.graph.nodes))
+            with self.graph.inserting_before(first):
+                node = self.graph.placeholder(f"{name}_{index}")
+        else:
+            with self.graph.inserting_after(anchor):
+                node = self.graph.placeholder(f"{name}_{index}")
+        self.resource_nodes.append(node)
+        return node
+
+    def shard_input(self, variable: str) -> Node:
+        """A new input: this worker's rows of a variable that is also held whole."""
+        placeholder = self.step.placeholder(variable)
+        assert placeholder is not None
+        with self.graph.inserting_after(placeholder):
+            node = self.graph.placeholder(f"shard_of_{placeholder.name}")
+        node.meta.update(placeholder.meta)
+        nodes = [n for n in self.step.placeholders() if n not in self.resource_nodes]
+        inputs = list(self.step.inputs)
+        inputs.insert(nodes.index(node), GraphInput("shard", variable))
+        self.step.inputs = tuple(inputs)
+        return node
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Node:
+        """A call at the graph's insertion point."""
+        return self.graph.call_function(function, args)
+
+    def item(self, source: Node, index: int) -> Node:
+        """``source[index]`` at the graph's insertion point."""
+        return self.graph.call_function(operator.getitem, (source, index))
+
+
+def find_phases(marks: Sequence[Node], nodes: Sequence[Node]) -> list[Phase]:
+    """Group marks into phases: all marks of one precede the first use of any of them."""
+    wanted = set(marks)
+    phases: list[Phase] = []
+    open_marks: list[Node] = []
+    for node in nodes:
+        if open_marks and any(source in open_marks for source in node.all_input_nodes):
+            phases.append(Phase(tuple(open_marks), node))
+            open_marks = []
+        if node in wanted:
+            open_marks.append(node)
+    return phases
+
+
+Pass = Callable[[Rewriting], None]

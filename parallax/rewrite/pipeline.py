@@ -1,0 +1,66 @@
+"""From a captured step and a strategy to the graph that one worker runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from parallax.graph.cleanup import remove_dead
+from parallax.graph.variables import Analysis
+from parallax.ops import marks
+from parallax.ops.resources import coalesce
+from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases
+from parallax.rewrite.shards import combine_reductions, place_on_shards, pull_new_values
+from parallax.rewrite.synchronizers.dense import synchronize_dense
+from parallax.rewrite.synchronizers.rows import synchronize_rows
+from parallax.strategy.data import Strategy
+
+aten: Any = torch.ops.aten
+
+
+def lower_marks(work: Rewriting) -> None:
+    """What is still marked belongs to this worker alone."""
+    for node in list(work.graph.nodes):
+        if node.target is not marks.GRADIENT:
+            continue
+        value = node.args[0]
+        if node.meta["val"].layout is torch.sparse_coo:
+            with work.graph.inserting_before(node):
+                value = work.call(coalesce, value)
+        node.replace_all_uses_with(value)
+        work.graph.erase_node(node)
+
+
+PASSES: tuple[Pass, ...] = (
+    place_on_shards,
+    synchronize_rows,
+    synchronize_dense,
+    combine_reductions,
+    pull_new_values,
+    lower_marks,
+)
+
+
+def rewrite(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -> WorkerGraph:
+    """The graph of one worker. The step of ``analysis`` is used up.
+
+    Args:
+        analysis: the captured step and what is known of its variables.
+        strategy: how each variable is synchronised.
+        worker, workers: which worker the graph is for, of how many.
+    """
+    step = analysis.step
+    work = Rewriting(analysis, strategy, worker, workers, WorkerGraph(step))
+    if workers > 1:
+        nodes = list(step.graph.nodes)
+        found = [node for node in nodes if node.target is marks.GRADIENT]
+        work.phases = find_phases(found, nodes)
+        for one_pass in PASSES:
+            one_pass(work)
+    else:
+        lower_marks(work)
+    remove_dead(step.graph)
+    step.graph.lint()
+    step.graph_module.recompile()
+    return work.result

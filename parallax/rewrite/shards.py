@@ -1,0 +1,134 @@
+"""Move the update of sharded variables to the worker that owns the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.layout import Component, Reduction
+from parallax.graph.stages import is_write
+from parallax.ops.resources import CombineSpec, ReductionSpec, combine, partial_reduction
+from parallax.ops.resources import PullSpec, pull_values
+from parallax.rewrite.context import Rewriting
+
+aten: Any = torch.ops.aten
+
+
+def place_on_shards(work: Rewriting) -> None:
+    """Let members of each sharded variable's component work on the owner's rows."""
+    for name in work.names_with("rows", "owner"):
+        component = work.analysis.components[name]
+        layout = work.layout(name)
+        for leaf in (*component.states, *component.created):
+            if leaf != name or work.strategy.variables[name].synchronizer == "rows":
+                work.result.sharded[leaf] = layout
+        for node in component.sized:
+            _resize(node, layout.local_rows(work.worker))
+        if work.strategy.variables[name].synchronizer == "owner":
+            _use_view(work, name, component)
+
+
+def _resize(node: Node, rows: int) -> None:
+    args = list(node.args)
+    position = 2 if node.target is aten._sparse_coo_tensor_with_dims_and_tensors.default else 0
+    args[position] = [rows, *list(args[position])[1:]]  # type: ignore[arg-type]
+    node.args = tuple(args)
+
+
+def _use_view(work: Rewriting, name: str, component: Component) -> None:
+    whole = work.step.placeholder(name)
+    if whole is None:
+        return
+    work.result.views[name] = work.layout(name)
+    shard = work.shard_input(name)
+    reductions = {reduction.node for reduction in component.reductions}
+    for user in list(whole.users):
+        if user in component.members or user in reductions:
+            user.replace_input_with(whole, shard)
+
+
+def combine_reductions(work: Rewriting) -> None:
+    """Combine norms and other reductions over shards; those known together in one message."""
+    reductions: dict[Node, Reduction] = {}
+    for name in work.names_with("rows", "owner"):
+        for reduction in work.analysis.components[name].reductions:
+            reductions[reduction.node] = reduction
+    waiting: list[Node] = []
+    for node in list(work.graph.nodes):
+        if waiting and any(source in waiting for source in node.all_input_nodes):
+            _combine(work, [reductions[n] for n in waiting], node)
+            waiting = []
+        if node in reductions:
+            waiting.append(node)
+
+
+def _combine(work: Rewriting, reductions: list[Reduction], first_use: Node) -> None:
+    specs = []
+    parts = []
+    for reduction in reductions:
+        source = reduction.node.args[0]
+        assert isinstance(source, Node)
+        specs.append(
+            ReductionSpec(
+                reduction.kind,
+                reduction.order,
+                source.meta["val"].numel(),
+                reduction.node.meta["val"].dtype,
+            )
+        )
+        with work.graph.inserting_before(reduction.node):
+            parts.append(
+                work.call(partial_reduction, source, reduction.kind, float(reduction.order))
+            )
+    resource = work.resource(CombineSpec(tuple(specs)), "combiner")
+    with work.graph.inserting_before(first_use):
+        combined = work.call(combine, resource, parts)
+        for index, reduction in enumerate(reductions):
+            value = work.item(combined, index)
+            shape = list(reduction.node.meta["val"].shape)
+            if shape:
+                value = work.call(aten.reshape.default, value, shape)
+            value.meta.update(reduction.node.meta)
+            reduction.node.replace_all_uses_with(value)
+            work.graph.erase_node(reduction.node)
+
+
+def pull_new_values(work: Rewriting) -> None:
+    """After owners updated dense variables, bring all workers up to date before the next read."""
+    names = [name for name in work.names_with("owner") if work.step.placeholder(name) is not None]
+    stale: dict[str, Node] = {}
+    wholes = {name: work.step.placeholder(name) for name in names}
+    members = {name: work.analysis.components[name].members for name in names}
+    for node in list(work.graph.nodes):
+        for name in names:
+            if node in members[name] and is_write(node) and _writes_variable(work, node, name):
+                stale[name] = node
+        reads = [name for name in stale if wholes[name] in node.all_input_nodes]
+        if stale and (reads or node.op == "output"):
+            _pull(work, sorted(stale, key=names.index), node)
+            stale = {}
+
+
+def _writes_variable(work: Rewriting, node: Node, name: str) -> bool:
+    """Whether an in-place operation's target is the variable itself (and not a slot)."""
+    target = node.args[0] if not node.kwargs.get("out") else node.kwargs["out"]
+    while isinstance(target, Node) and target.op == "call_function" and is_write(target):
+        target = target.args[0]
+    return isinstance(target, Node) and target.name.startswith("shard_of_") and (
+        target.meta.get("leaf") == name
+    )
+
+
+def _pull(work: Rewriting, names: list[str], before: Node) -> None:
+    variables = [work.analysis.variables[name] for name in names]
+    spec = PullSpec(
+        tuple(names),
+        tuple(variable.shape for variable in variables),
+        tuple(variable.dtype for variable in variables),
+        tuple(work.layout(name).ranges() for name in names),
+    )
+    resource = work.resource(spec, "values")
+    with work.graph.inserting_before(before):
+        work.call(pull_values, resource, [work.step.placeholder(name) for name in names])

@@ -1,0 +1,213 @@
+"""Sparse variables: row servers (pull and push of touched rows), or a gather of all rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.lookups import (
+    Lookup,
+    gradient_ids,
+    padding_id,
+    resize_zeros,
+    row_gradient,
+    set_gradient_ids,
+    with_rows,
+)
+from parallax.graph.variables import origin
+from parallax.ops.resources import (
+    RowsSpec,
+    TableSpec,
+    pull_rows,
+    push_rows,
+    receive_rows,
+    unique_rows,
+)
+from parallax.rewrite.context import Rewriting
+
+aten: Any = torch.ops.aten
+
+
+@dataclass
+class _Group:
+    """Lookups of one stage, exchanged together."""
+
+    sharded: bool
+    lookups: list[Lookup] = field(default_factory=list)
+    resource: Node | None = None
+    handle: Node | None = None
+    tables: list[str] = field(default_factory=list)
+    counts: dict[str, Node] = field(default_factory=dict)
+    positions: dict[tuple[str, Node], Node] = field(default_factory=dict)
+
+
+def synchronize_rows(work: Rewriting) -> None:
+    """Replace lookups by pulled rows, and row gradients by their push to the owners."""
+    groups = _groups(work)
+    for group in groups:
+        _fetch(work, group)
+    for phase in work.phases:
+        by_group: dict[int, list[Node]] = {}
+        for mark in phase.marks:
+            number = _group_of(work, groups, mark)
+            if number is not None:
+                by_group.setdefault(number, []).append(mark)
+        for number, marks in by_group.items():
+            _push(work, groups[number], marks, phase.first_use)
+
+
+def _groups(work: Rewriting) -> list[_Group]:
+    groups: dict[Any, _Group] = {}
+    order = work.order()
+    for synchronizer in ("rows", "allgather"):
+        found = [
+            lookup
+            for name in work.names_with(synchronizer)
+            for lookup in work.analysis.lookups[name]
+        ]
+        for lookup in sorted(found, key=lambda item: order[item.node]):
+            key = (synchronizer, work.analysis.stages[lookup.node])
+            groups.setdefault(key, _Group(synchronizer == "rows")).lookups.append(lookup)
+    return list(groups.values())
+
+
+def _fetch(work: Rewriting, group: _Group) -> None:
+    group.tables = list(dict.fromkeys(lookup.variable for lookup in group.lookups))
+    group.resource = work.resource(
+        RowsSpec(tuple(_table(work, name, group) for name in group.tables), group.sharded),
+        "rows",
+    )
+    ids: list[list[Node]] = [
+        list(dict.fromkeys(lk.ids for lk in group.lookups if lk.variable == name))
+        for name in group.tables
+    ]
+    first = group.lookups[0].node
+    hoist(work, [node for nodes in ids for node in nodes], first)
+    with work.graph.inserting_before(first):
+        if group.sharded:
+            shards = [work.step.placeholder(name) for name in group.tables]
+            fetched = work.call(pull_rows, group.resource, ids, shards)
+        else:
+            fetched = work.call(unique_rows, group.resource, ids)
+        index = 0
+        for name, nodes in zip(group.tables, ids, strict=True):
+            rows = None
+            if group.sharded:
+                rows = work.item(fetched, index)
+                index += 1
+            group.counts[name] = work.item(fetched, index)
+            index += 1
+            for node in nodes:
+                group.positions[name, node] = work.item(fetched, index)
+                index += 1
+            if rows is None:
+                continue
+            for lookup in group.lookups:
+                if lookup.variable == name:
+                    lookup.node.args = with_rows(
+                        lookup, rows, group.positions[name, lookup.ids]
+                    )
+        group.handle = work.item(fetched, index)
+
+
+def _table(work: Rewriting, name: str, group: _Group) -> TableSpec:
+    variable = work.analysis.variables[name]
+    terms = [term for rows in work.analysis.row_gradients(name) for term in rows.terms]
+    paddings = {padding_id(term) for term in terms}
+    return TableSpec(
+        name=name,
+        rows=variable.rows,
+        row_shape=variable.shape[1:],
+        dtype=variable.dtype,
+        average=work.strategy.variables[name].average,
+        lazy=variable.lazy,
+        padding=next(iter(paddings)) if paddings else None,
+        wraps=any(
+            lk.node.target is aten.index.Tensor for lk in group.lookups if lk.variable == name
+        ),
+    )
+
+
+def hoist(work: Rewriting, nodes: Sequence[Node], before: Node) -> None:
+    """Move what ``nodes`` are computed from in front of ``before``, in its present order."""
+    order = work.order()
+    limit = order[before]
+    late: set[Node] = set()
+    queue = list(nodes)
+    while queue:
+        node = queue.pop()
+        if node.op != "placeholder" and order[node] > limit and node not in late:
+            late.add(node)
+            queue += node.all_input_nodes
+    for node in sorted(late, key=order.__getitem__):
+        before.prepend(node)
+
+
+def _group_of(work: Rewriting, groups: list[_Group], mark: Node) -> int | None:
+    name = str(mark.args[1])
+    if name not in work.names_with("rows", "allgather"):
+        return None
+    source = mark.args[0]
+    assert isinstance(source, Node)
+    rows = row_gradient(source, torch.Size(work.analysis.variables[name].shape))
+    assert rows is not None
+    for number, group in enumerate(groups):
+        known = {node for table, node in group.positions if table == name}
+        if known and origin(gradient_ids(rows.terms[0]), known) is not None:
+            return number
+    raise AssertionError(f"the gradient of {name} matches no lookup")
+
+
+def _push(work: Rewriting, group: _Group, marks: list[Node], first_use: Node) -> None:
+    for mark in marks:
+        _compact(work, group, mark)
+    order = work.order()
+    last = max(marks, key=order.__getitem__)
+    tables = [group.tables.index(str(mark.args[1])) for mark in marks]
+    with work.graph.inserting_before(last):
+        pending = work.call(
+            push_rows, group.resource, group.handle, tables, [mark.args[0] for mark in marks]
+        )
+    with work.graph.inserting_before(first_use):
+        received = work.call(receive_rows, group.resource, pending)
+        for index, mark in enumerate(marks):
+            value = work.item(received, index)
+            value.meta.update(mark.meta)
+            mark.replace_all_uses_with(value)
+    for mark in marks:
+        work.graph.erase_node(mark)
+
+
+def _compact(work: Rewriting, group: _Group, mark: Node) -> None:
+    """Let a gradient have one row for each unique id instead of one for each row of the table."""
+    name, source = str(mark.args[1]), mark.args[0]
+    assert isinstance(source, Node)
+    rows = row_gradient(source, torch.Size(work.analysis.variables[name].shape))
+    assert rows is not None
+    count = group.counts[name]
+    known = {node for table, node in group.positions if table == name}
+    for term in rows.terms:
+        ids = gradient_ids(term)
+        start = origin(ids, known)
+        assert start is not None
+        with work.graph.inserting_before(term):
+            positions = _same_shape(work, ids, start, group.positions[name, start])
+        set_gradient_ids(term, positions, count)
+    for zeros in rows.zeros:
+        resize_zeros(zeros, count)
+
+
+def _same_shape(work: Rewriting, ids: Node, start: Node, positions: Node) -> Node:
+    """``positions``, reshaped as ``start`` was reshaped to ``ids``."""
+    if ids is start:
+        return positions
+    source = ids.args[0]
+    assert isinstance(source, Node)
+    inner = _same_shape(work, source, start, positions)
+    copy = work.graph.node_copy(ids, lambda node: node)
+    copy.args = (inner, *ids.args[1:])
+    return copy

@@ -1,0 +1,273 @@
+"""The one module through which workers talk.
+
+Only flat dense buffers of our own reach ``torch.distributed``: a strided or expanded tensor gives
+wrong sums there without an error. Waits are sliced, so that signals and Python stay alive; bytes
+are counted; texts travel through the store, and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallax.errors import LaunchError, PeerError
+
+SLICE = timedelta(milliseconds=200)
+TIMEOUT = timedelta(minutes=30)
+START_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass
+class Traffic:
+    """Bytes this worker sent to others, by what they were for."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+
+    def add(self, purpose: str, count: float) -> None:
+        self.sent[purpose] += round(count)
+
+    @property
+    def total(self) -> int:
+        return sum(self.sent.values())
+
+
+class Pending:
+    """A collective under way."""
+
+    def __init__(self, work: Any, what: str, world: World) -> None:
+        self._work = work
+        self._what = what
+        self._world = world
+
+    def wait(self) -> None:
+        """Wait in slices.
+
+        Raises:
+            PeerError: another worker ended or did not answer in time.
+        """
+        if self._work is None:
+            return
+        work, self._work = self._work, None
+        if self._world.device.type == "cuda":
+            work.wait()
+            return
+        deadline = time.monotonic() + TIMEOUT.total_seconds()
+        while True:
+            try:
+                work.wait(SLICE)
+                return
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise self._lost(str(error).splitlines()[0]) from error
+                if time.monotonic() > deadline:
+                    raise self._lost("no answer") from error
+
+    def _lost(self, reason: str) -> PeerError:
+        return PeerError(
+            f"Worker {self._world.rank} lost another worker while waiting for {self._what}: "
+            f"{reason}",
+            hint="the first failure in the other workers' output is the cause; this one follows.",
+        )
+
+
+class World:
+    """This worker and the others: collectives on flat buffers, and texts for all.
+
+    With one worker nothing is opened and every operation is local.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        store: Any = None,
+        groups: dict[str, Any] | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self.traffic = Traffic()
+        self._store = store
+        self._groups = groups or {}
+        self._round: Counter[str] = Counter()
+
+    # -- Collectives ----------------------------------------------------------------------
+
+    def all_reduce(self, buffer: torch.Tensor, purpose: str) -> Pending:
+        """Sum ``buffer`` over all workers in place: ring, 2(N-1)/N of its bytes sent."""
+        _check(buffer)
+        self.traffic.add(purpose, 2 * (self.size - 1) / self.size * _bytes(buffer))
+        work = dist.all_reduce(buffer, group=self._groups["dense"], async_op=True)
+        return Pending(work, "the sum of gradients", self)
+
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_counts: Sequence[int],
+        sent_counts: Sequence[int],
+        purpose: str,
+        group: str = "rows",
+    ) -> Pending:
+        """Send ``sent_counts[w]`` leading elements (or rows) to each worker ``w``."""
+        _check(received)
+        _check(sent)
+        row = sent[0].numel() if sent.dim() > 1 and len(sent) else _trailing(sent)
+        others = sum(sent_counts) - sent_counts[self.rank]
+        self.traffic.add(purpose, others * row * sent.element_size())
+        work = dist.all_to_all_single(
+            received,
+            sent,
+            list(received_counts),
+            list(sent_counts),
+            group=self._groups[group],
+            async_op=True,
+        )
+        return Pending(work, f"an exchange ({purpose})", self)
+
+    def all_gather(self, received: torch.Tensor, sent: torch.Tensor, purpose: str) -> Pending:
+        """Every worker's equally sized ``sent``, one after the other: N-1 times its bytes sent."""
+        _check(received)
+        _check(sent)
+        self.traffic.add(purpose, (self.size - 1) * _bytes(sent))
+        work = dist.all_gather_into_tensor(
+            received, sent, group=self._groups["rows"], async_op=True
+        )
+        return Pending(work, f"values of all workers ({purpose})", self)
+
+    def broadcast(self, buffer: torch.Tensor, source: int, purpose: str) -> None:
+        """Overwrite ``buffer`` by the one of worker ``source``."""
+        _check(buffer)
+        if self.rank == source:
+            self.traffic.add(purpose, (self.size - 1) * _bytes(buffer))
+        work = dist.broadcast(buffer, group_src=source, group=self._groups["rows"], async_op=True)
+        Pending(work, f"values of worker {source}", self).wait()
+
+    # -- Texts ----------------------------------------------------------------------------
+
+    def texts(self, topic: str, text: str) -> list[str]:
+        """Every worker's text on ``topic``, in worker order; waits for all.
+
+        Raises:
+            PeerError: names the workers that did not come.
+        """
+        if self.size == 1:
+            return [text]
+        key = f"parallax/{topic}/{self._round[topic]}"
+        self._round[topic] += 1
+        self._store.set(f"{key}/{self.rank}", text)
+        keys = [f"{key}/{worker}" for worker in range(self.size)]
+        deadline = time.monotonic() + START_TIMEOUT.total_seconds()
+        missing = keys
+        while missing:
+            try:
+                self._store.wait(missing, SLICE)
+                missing = []
+            except (RuntimeError, ValueError) as error:
+                missing = [k for k in keys if not self._store.check([k])]
+                if missing and time.monotonic() > deadline:
+                    absent = ", ".join(k.rpartition("/")[2] for k in missing)
+                    raise PeerError(
+                        f"Worker {self.rank} waited {START_TIMEOUT.total_seconds():.0f} s to agree "
+                        f"on {topic}; still missing: worker {absent}.",
+                        hint="see those workers' output for the cause.",
+                    ) from error
+        return [self._store.get(k).decode() for k in keys]
+
+    def barrier(self, topic: str) -> None:
+        """Wait for all workers."""
+        self.texts(f"barrier-{topic}", "")
+
+
+def _bytes(buffer: torch.Tensor) -> int:
+    return buffer.numel() * buffer.element_size()
+
+
+def _trailing(buffer: torch.Tensor) -> int:
+    count = 1
+    for size in buffer.shape[1:]:
+        count *= size
+    return count
+
+
+def _check(buffer: torch.Tensor) -> None:
+    if not buffer.is_contiguous() or buffer.requires_grad:
+        raise AssertionError("only our own dense buffers may be communicated")
+
+
+def digest(text: str | bytes) -> str:
+    """A short hash of text."""
+    data = text.encode() if isinstance(text, str) else text
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def single(device: torch.device) -> World:
+    """The world of a lone worker; no network is opened."""
+    return World(0, 1, device)
+
+
+def connect(
+    rank: int, size: int, device: torch.device, generation: int = 0
+) -> World:
+    """Meet the other workers.
+
+    Uses the default process group when the script has made one, else makes it from the
+    environment (MASTER_ADDR and MASTER_PORT). Rows and dense gradients travel in groups of their
+    own, so that they overlap; keys carry the generation, so that a restart meets no old ones.
+
+    Raises:
+        LaunchError: the workers could not meet.
+    """
+    if size == 1:
+        return single(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    try:
+        if not dist.is_initialized():
+            dist.init_process_group(backend, rank=rank, world_size=size, timeout=TIMEOUT)
+    except (RuntimeError, ValueError, dist.DistError) as error:
+        raise LaunchError(
+            f"Worker {rank} of {size} could not meet the others: {str(error).splitlines()[0]}",
+            hint="see that MASTER_ADDR and MASTER_PORT are reachable and that all workers were "
+            "started with the same WORLD_SIZE.",
+        ) from error
+    if dist.get_world_size() != size or dist.get_rank() != rank:
+        raise LaunchError(
+            f"torch.distributed was initialised as worker {dist.get_rank()} of "
+            f"{dist.get_world_size()}, the environment says {rank} of {size}.",
+            hint="let parallax initialise it, or initialise it from the environment.",
+        )
+    return over_group(None, device, generation)
+
+
+def over_group(group: Any, device: torch.device, generation: int = 0) -> World:
+    """The world of the workers of a process group (None: the default one)."""
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    rank, size = ranks.index(dist.get_rank()), len(ranks)
+    if size == 1:
+        return single(device)
+    groups = {
+        name: dist.new_group(ranks, timeout=TIMEOUT, use_local_synchronization=group is not None)
+        for name in ("dense", "rows")
+    }
+    base = dist.distributed_c10d._get_default_store()
+    name = "-".join(map(str, ranks))
+    store = dist.PrefixStore(f"parallax/{generation}/{_instance(name)}/{name}", base)
+    return World(rank, size, device, store, groups)
+
+
+_instances: Counter[str] = Counter()
+
+
+def _instance(name: str) -> int:
+    """How many worlds of the same workers this process made before: keys are never reused."""
+    _instances[name] += 1
+    return _instances[name]

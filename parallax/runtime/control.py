@@ -1,0 +1,156 @@
+"""Control words: what every worker tells the others with each step, inside other messages.
+
+They carry a hash of the plan and the step, the weight of the local batch, and a failure found
+before anything was changed. A worker applies a step only when all agree on it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from parallax.errors import BatchError, DisagreementError, RowIdError
+from parallax.runtime.comm import World
+
+INTEGERS = 5
+FLOATS = 18
+
+
+@dataclass(frozen=True)
+class BadId:
+    """A lookup of a row that a table does not have."""
+
+    table: int
+    identifier: int
+
+
+class StepControl:
+    """The control words of one worker's current step."""
+
+    def __init__(self, world: World, usual_weight: int) -> None:
+        """
+        Args:
+            world: this worker and the others.
+            usual_weight: rows of the usual batch, equal on all workers.
+        """
+        self.world = world
+        self.usual_weight = max(usual_weight, 1)
+        self.weight = self.usual_weight
+        self.total = self.weight * world.size
+        self.digest = 0
+        self.tables: dict[int, tuple[str, int]] = {}
+
+    def begin(self, plan: int, step: int, weight: int) -> None:
+        """Start a step.
+
+        Args:
+            plan: a hash of what this worker is about to run.
+            step: number of the step.
+            weight: rows of the local batch; 0 when it is empty.
+        """
+        self.digest = (plan ^ (step * 0x9E3779B97F4A7C15)) & 0x7FFFFFFFFFFFFFFF
+        self.weight = weight
+        self.total = weight * self.world.size
+
+    # -- With integers, in the message of counts ---------------------------------------------
+
+    def integers(self, bad: BadId | None) -> list[int]:
+        """The words as integers."""
+        return [
+            self.digest,
+            self.weight,
+            0 if bad is None else 1,
+            0 if bad is None else bad.table,
+            0 if bad is None else bad.identifier,
+        ]
+
+    def check_integers(self, words: list[list[int]], names: list[tuple[str, int]]) -> None:
+        """Compare what all workers sent.
+
+        Args:
+            words: one list per worker.
+            names: the exchange's tables with their numbers of rows.
+
+        Raises:
+            DisagreementError: a worker is about to run another step or another plan.
+            RowIdError: a worker looks up a row that does not exist.
+            BatchError: every worker's batch is empty.
+        """
+        for worker, received in enumerate(words):
+            if received[0] != self.digest:
+                raise self._differs(worker)
+            if received[2]:
+                name, rows = names[received[3]]
+                raise RowIdError(
+                    f"Worker {worker} looks up row {received[4]} of table {name!r}, which has rows "
+                    f"0 to {rows - 1}. Nothing was updated in this step.",
+                    hint="check the vocabulary the data was encoded with, and its padding id.",
+                )
+        self._set_total(sum(received[1] for received in words))
+
+    # -- With floats, at the end of a bucket of dense gradients ------------------------------
+
+    def floats(self, out: torch.Tensor) -> None:
+        """Write the words to the end of a bucket that will be summed."""
+        halves = [(self.digest >> (8 * i)) & 0xFF for i in range(8)]
+        out.copy_(
+            torch.tensor(
+                [*halves, *(h * h for h in halves), self.weight, 1.0],
+                dtype=out.dtype,
+                device=out.device,
+            )
+        )
+
+    def check_floats(self, words: torch.Tensor) -> None:
+        """Compare sums: for equal bytes h on all N workers, (sum h)^2 = N sum h^2.
+
+        Raises:
+            DisagreementError: some worker ran another step or another plan.
+            BatchError: every worker's batch is empty.
+        """
+        values = [round(v) for v in words.tolist()]
+        size = self.world.size
+        if values[17] != size or any(
+            values[i] * values[i] != size * values[8 + i] for i in range(8)
+        ):
+            raise self._differs(None)
+        self._set_total(values[16])
+
+    @property
+    def scale(self) -> float:
+        """What a local gradient is multiplied by before the sum when the mean is wanted."""
+        return self.weight / (self.usual_weight * self.world.size)
+
+    @property
+    def correction(self) -> float:
+        """What the sum is multiplied by afterwards; 1 when all batches had the usual size."""
+        return self.usual_weight * self.world.size / self.total
+
+    @property
+    def is_empty(self) -> bool:
+        return self.weight == 0
+
+    def _set_total(self, total: int) -> None:
+        if total == 0:
+            raise BatchError(
+                "Every worker's batch is empty in this step.",
+                hint="check that the data is not exhausted and that its sharding leaves batches.",
+            )
+        self.total = total
+
+    def _differs(self, worker: int | None) -> DisagreementError:
+        who = f"worker {worker}" if worker is not None else "another worker"
+        return DisagreementError(
+            f"Worker {self.world.rank} and {who} are not running the same step: batches of "
+            "different structure, another number of steps, or another model. Nothing was updated.",
+            hint="give every worker batches of the same nesting, dtypes and ranks, the same number "
+            "of them, and keep modules in the same train/eval mode on all workers.",
+        )
+
+
+def batch_weight(flat: list[Any]) -> int:
+    """Rows of a batch: the leading size that its tensors share, 1 if they share none."""
+    sizes = {item.shape[0] for item in flat if isinstance(item, torch.Tensor) and item.dim() > 0}
+    return sizes.pop() if len(sizes) == 1 else 1

@@ -1,0 +1,251 @@
+"""Dense gradients in buckets, values of owners, and reductions over shards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from parallax.errors import UnsupportedError
+from parallax.ops.resources import BucketsSpec, CombineSpec, PullSpec, ReductionSpec
+from parallax.runtime.comm import Pending, World
+from parallax.runtime.control import FLOATS, StepControl
+
+
+class _Bucket:
+    """A flat buffer for several gradients and the control words."""
+
+    def __init__(self, dtype: torch.dtype, average: bool) -> None:
+        self.dtype = dtype
+        self.average = average
+        self.entries: list[int] = []
+        self.filled = 0
+        self.pending: Pending | None = None
+        self.segments: list[int] = []
+        self.buffer = torch.empty(0)
+        self.received = torch.empty(0)
+        self.result = torch.empty(0)
+
+
+class Buckets:
+    """The runtime of one :class:`BucketsSpec`: AllReduce, or a push to the owners.
+
+    Bytes sent per worker and step for b bytes of gradients on N workers: 2(N-1)b/N with AllReduce;
+    (N-1)b/N on average to owners (the pull back of new values costs as much again).
+    Gradients are summed in the dtype of the parameter, and at least in float32's precision for
+    half types. Nothing is handed on before every bucket arrived and all workers agree.
+    """
+
+    def __init__(self, spec: BucketsSpec, world: World, control: StepControl) -> None:
+        self.spec = spec
+        self.world = world
+        self.control = control
+        self._buckets: list[_Bucket] = []
+        self._place: list[tuple[_Bucket, list[tuple[int, int]]]] = []
+        self._lay_out()
+
+    # -- Layout -----------------------------------------------------------------------------
+
+    def _lay_out(self) -> None:
+        by_number: dict[int, _Bucket] = {}
+        for entry in self.spec.entries:
+            wide = torch.float32 if entry.dtype.itemsize < 4 else entry.dtype
+            bucket = by_number.setdefault(entry.bucket, _Bucket(wide, entry.average))
+            bucket.entries.append(len(self._place))
+            self._place.append((bucket, []))
+        self._buckets = list(by_number.values())
+        for bucket in self._buckets:
+            if self.spec.owners:
+                self._lay_out_for_owners(bucket)
+            else:
+                self._lay_out_whole(bucket)
+
+    def _lay_out_whole(self, bucket: _Bucket) -> None:
+        offset = 0
+        for index in bucket.entries:
+            count = math.prod(self.spec.entries[index].shape)
+            self._place[index][1].append((offset, count))
+            offset += count
+        bucket.segments = [offset + FLOATS]
+        bucket.buffer = torch.zeros(offset + FLOATS, dtype=bucket.dtype, device=self.world.device)
+
+    def _lay_out_for_owners(self, bucket: _Bucket) -> None:
+        offset, segments = 0, []
+        for worker in range(self.world.size):
+            start = offset
+            for index in bucket.entries:
+                entry = self.spec.entries[index]
+                first, last = self.spec.owners[index][worker]
+                count = (last - first) * math.prod(entry.shape[1:])
+                self._place[index][1].append((offset, count))
+                offset += count
+            offset += FLOATS
+            segments.append(offset - start)
+        bucket.segments = segments
+        bucket.buffer = torch.zeros(offset, dtype=bucket.dtype, device=self.world.device)
+        own = segments[self.world.rank]
+        bucket.received = torch.zeros(
+            own * self.world.size, dtype=bucket.dtype, device=self.world.device
+        )
+
+    # -- A step -------------------------------------------------------------------------------
+
+    def put(self, index: int, gradient: torch.Tensor) -> None:
+        """See :func:`parallax.ops.resources.put_gradient`."""
+        if gradient.layout is not torch.strided:
+            raise UnsupportedError(
+                f"The gradient of {self.spec.entries[index].name!r} mixes sparse and dense parts.",
+                hint="use sparse=False for this embedding.",
+            )
+        bucket, places = self._place[index]
+        if bucket.filled == 0:
+            self._control_words(bucket)
+        flat = gradient.reshape(-1)
+        start = 0
+        for offset, count in places:
+            out = bucket.buffer[offset : offset + count]
+            part = flat[start : start + count]
+            start += count
+            if self.control.is_empty:
+                out.zero_()
+            elif bucket.average:
+                torch.mul(part, self.control.scale, out=out)
+            else:
+                out.copy_(part)
+        bucket.filled += 1
+        if bucket.filled == len(bucket.entries):
+            self._start(bucket)
+
+    def _control_words(self, bucket: _Bucket) -> None:
+        """Write them to the end of every segment."""
+        end = 0
+        for segment in bucket.segments:
+            end += segment
+            self.control.floats(bucket.buffer[end - FLOATS : end])
+
+    def _start(self, bucket: _Bucket) -> None:
+        bucket.filled = 0
+        if not self.spec.owners:
+            bucket.pending = self.world.all_reduce(bucket.buffer, "dense: sum")
+            return
+        own = bucket.segments[self.world.rank]
+        bucket.pending = self.world.all_to_all(
+            bucket.received,
+            bucket.buffer,
+            [own] * self.world.size,
+            bucket.segments,
+            "dense: push",
+            "dense",
+        )
+
+    def wait(self) -> list[torch.Tensor]:
+        """See :func:`parallax.ops.resources.wait_gradients`."""
+        for bucket in self._buckets:
+            assert bucket.pending is not None
+            bucket.pending.wait()
+            bucket.pending = None
+        for bucket in self._buckets:
+            if self.spec.owners:
+                own = bucket.segments[self.world.rank]
+                bucket.result = bucket.received.view(self.world.size, own).sum(0)
+            else:
+                bucket.result = bucket.buffer
+            self.control.check_floats(bucket.result[-FLOATS:])
+        for bucket in self._buckets:
+            if bucket.average and self.control.correction != 1.0:
+                bucket.result.mul_(self.control.correction)
+        return [self._gradient(index) for index in range(len(self.spec.entries))]
+
+    def _gradient(self, index: int) -> torch.Tensor:
+        entry = self.spec.entries[index]
+        bucket, places = self._place[index]
+        if self.spec.owners:
+            first, last = self.spec.owners[index][self.world.rank]
+            base = places[self.world.rank][0]
+            base -= sum(bucket.segments[: self.world.rank])
+            shape = (last - first, *entry.shape[1:])
+        else:
+            base, shape = places[0][0], entry.shape
+        view = bucket.result[base : base + math.prod(shape)].view(shape)
+        return view if view.dtype is entry.dtype else view.to(entry.dtype)
+
+
+class ValuePull:
+    """The runtime of one :class:`PullSpec`: owners send new values to all, (N-1)b/N each."""
+
+    def __init__(self, spec: PullSpec, world: World) -> None:
+        self.spec = spec
+        self.world = world
+
+    def run(self, values: Sequence[torch.Tensor]) -> None:
+        """See :func:`parallax.ops.resources.pull_values`."""
+        for dtype in dict.fromkeys(self.spec.dtypes):
+            own = [i for i, kind in enumerate(self.spec.dtypes) if kind is dtype]
+            self._run([values[i].detach() for i in own], [self.spec.owners[i] for i in own])
+
+    def _run(
+        self, values: list[torch.Tensor], owners: list[tuple[tuple[int, int], ...]]
+    ) -> None:
+        size, rank = self.world.size, self.world.rank
+        sizes = [
+            [
+                (ranges[w][1] - ranges[w][0]) * math.prod(value.shape[1:])
+                for value, ranges in zip(values, owners, strict=True)
+            ]
+            for w in range(size)
+        ]
+        mine = torch.cat(
+            [v[r[rank][0] : r[rank][1]].reshape(-1) for v, r in zip(values, owners, strict=True)]
+        )
+        totals = [sum(row) for row in sizes]
+        received = torch.empty(sum(totals), dtype=mine.dtype, device=mine.device)
+        self.world.all_to_all(
+            received, mine.repeat(size), totals, [len(mine)] * size, "dense: pull"
+        ).wait()
+        parts = iter(received.split([count for row in sizes for count in row]))
+        for worker in range(size):
+            for value, ranges in zip(values, owners, strict=True):
+                part = next(parts)
+                first, last = ranges[worker]
+                if worker != rank and last > first:
+                    value[first:last].copy_(part.view(last - first, *value.shape[1:]))
+
+
+class Combiner:
+    """The runtime of one :class:`CombineSpec`: partial reductions, combined by all alike.
+
+    All partial values are gathered (8 bytes each) and combined by every worker in worker order:
+    equal results everywhere, and a NaN stays a NaN, which a MAX reduction would drop.
+    """
+
+    def __init__(self, spec: CombineSpec, world: World) -> None:
+        self.spec = spec
+        self.world = world
+
+    def run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """See :func:`parallax.ops.resources.combine`."""
+        parts = torch.stack(list(values))
+        gathered = torch.empty(
+            self.world.size * len(parts), dtype=torch.float64, device=parts.device
+        )
+        self.world.all_gather(gathered, parts, "norms").wait()
+        table = gathered.view(self.world.size, -1)
+        return [
+            _combined(table[:, i], spec).to(spec.dtype)
+            for i, spec in enumerate(self.spec.reductions)
+        ]
+
+
+def _combined(parts: torch.Tensor, spec: ReductionSpec) -> torch.Tensor:
+    if spec.kind == "sum":
+        return parts.sum()
+    if spec.kind == "mean":
+        return parts.sum() / spec.elements
+    if spec.kind == "amax" or (spec.kind == "norm" and spec.order == math.inf):
+        return parts.amax()
+    if spec.kind == "amin" or (spec.kind == "norm" and spec.order == -math.inf):
+        return parts.amin()
+    if spec.order == 0:
+        return parts.sum()
+    return torch.linalg.vector_norm(parts, spec.order)

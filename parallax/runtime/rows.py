@@ -1,0 +1,342 @@
+"""Exchange of table rows: all tables of a point of the step together, every row once.
+
+Row i of a table lives on worker i mod N. A step costs one message of counts, one of ids, and per
+dtype one of rows in each direction; duplicates are removed before anything is sent. Bytes sent per
+worker and step: with u unique rows, of which a share (N-1)/N lives elsewhere, 4u for ids, and ub
+for gradients of b bytes a row; the same for rows served to others (Parallax paper, table 3: 2αb).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from parallax.ops.resources import RowsSpec, TableSpec
+from parallax.runtime.comm import Pending, World
+from parallax.runtime.control import INTEGERS, BadId, StepControl
+
+
+@dataclass
+class Requested:
+    """One pull: who asks whom for how many rows of each table."""
+
+    rows: list[torch.Tensor]
+    """Per table, the local rows of the unique ids, ordered by owner (sharded) or id."""
+    asked: list[list[int]]
+    """asked[w][t]: rows of table t that this worker needs from worker w."""
+    wanted: list[torch.Tensor]
+    """Per table, the local rows that others want from this worker, in worker order."""
+    served: list[list[int]]
+    """served[w][t]: rows of table t that worker w needs from this worker."""
+    padding: list[int | None]
+    """Per table, where its padding row is among the unique rows, if it is there."""
+
+
+@dataclass
+class Sent:
+    """A push under way."""
+
+    request: Requested
+    tables: list[int]
+    received: dict[torch.dtype, torch.Tensor]
+    pending: list[Pending]
+    keep: list[torch.Tensor]
+    counts: list[list[int]]
+
+
+class RowExchange:
+    """The runtime of one :class:`RowsSpec`."""
+
+    def __init__(self, spec: RowsSpec, world: World, control: StepControl) -> None:
+        self.spec = spec
+        self.world = world
+        self.control = control
+        self._names = [(table.name, table.rows) for table in spec.tables]
+        self.touched = [0.0] * len(spec.tables)
+        self.steps = 0
+
+    # -- Pull -----------------------------------------------------------------------------
+
+    def pull(
+        self, ids: Sequence[Sequence[torch.Tensor]], shards: Sequence[torch.Tensor]
+    ) -> list[Any]:
+        """See :func:`parallax.ops.resources.pull_rows`."""
+        result, locals_, counts, padding, bad = self._unique(ids)
+        request = self._exchange_ids(locals_, counts, padding, bad)
+        rows = self._exchange_rows(request, shards)
+        for values, table in zip(rows, result, strict=True):
+            table.insert(0, values)
+        return [item for table in result for item in table] + [request]
+
+    def unique(self, ids: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
+        """See :func:`parallax.ops.resources.unique_rows`."""
+        result, locals_, _, padding, bad = self._unique(ids)
+        sizes = [[len(rows) for rows in locals_]] * self.world.size
+        served = self._exchange_counts(sizes, bad)
+        request = Requested(locals_, sizes, [], served, padding)
+        return [item for table in result for item in table] + [request]
+
+    def _unique(
+        self, ids: Sequence[Sequence[torch.Tensor]]
+    ) -> tuple[
+        list[list[Any]], list[torch.Tensor], list[list[int]], list[int | None], BadId | None
+    ]:
+        result: list[list[Any]] = []
+        locals_: list[torch.Tensor] = []
+        counts: list[list[int]] = []
+        padding: list[int | None] = []
+        bad: BadId | None = None
+        for index, (table, parts) in enumerate(zip(self.spec.tables, ids, strict=True)):
+            flat = torch.cat([part.reshape(-1) for part in parts]).long()
+            if table.wraps:
+                flat = torch.where(flat < 0, flat + table.rows, flat)
+            if flat.numel():
+                low, high = (int(bound) for bound in torch.aminmax(flat))
+                if low < 0 or high >= table.rows:
+                    bad = bad or BadId(index, low if low < 0 else high)
+                    flat = flat.clamp(0, max(table.rows - 1, 0))
+            rows, positions, owned, hidden = self._by_owner(flat, table)
+            padding.append(hidden)
+            split = positions.split([part.numel() for part in parts])
+            shaped = [p.view(part.shape) for p, part in zip(split, parts, strict=True)]
+            result.append([len(rows), *shaped])
+            locals_.append(rows)
+            counts.append(owned)
+            self.touched[index] += len(rows) / max(table.rows, 1)
+        self.steps += 1
+        by_worker = [list(row) for row in zip(*counts, strict=True)]
+        return result, locals_, by_worker, padding, bad
+
+    def _by_owner(
+        self, ids: torch.Tensor, table: TableSpec
+    ) -> tuple[torch.Tensor, torch.Tensor, list[int], int | None]:
+        """Unique rows ordered by owner, every id's position among them, rows per owner."""
+        size = self.world.size if self.spec.sharded else 1
+        stride = table.rows // size + 1
+        keys, positions = torch.unique((ids % size) * stride + ids // size, return_inverse=True)
+        bounds = [owner * stride for owner in range(1, size)]
+        padding = table.padding
+        if padding is not None:
+            bounds.append((padding % size) * stride + padding // size)
+        found = torch.searchsorted(keys, torch.tensor(bounds, device=ids.device)).tolist()
+        hidden = None
+        if padding is not None:
+            place = found.pop()
+            if place < len(keys) and int(keys[place]) == bounds[-1]:
+                hidden = place
+        ends = [*found, len(keys)]
+        counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        if not self.spec.sharded:
+            counts = counts * self.world.size
+        return keys % stride, positions, counts, hidden
+
+    def _exchange_counts(self, asked: list[list[int]], bad: BadId | None) -> list[list[int]]:
+        """Tell every worker how many rows of each table it is asked for, with control words."""
+        size, width = self.world.size, INTEGERS + len(self.spec.tables)
+        words = self.control.integers(bad)
+        sent = torch.tensor([[*words, *row] for row in asked], device=self.world.device)
+        received = torch.empty_like(sent)
+        self.world.all_to_all(
+            received.view(-1), sent.view(-1), [width] * size, [width] * size, "rows: counts"
+        ).wait()
+        table = received.tolist()
+        self.control.check_integers([row[:INTEGERS] for row in table], self._names)
+        return [row[INTEGERS:] for row in table]
+
+    def _exchange_ids(
+        self,
+        rows: list[torch.Tensor],
+        asked: list[list[int]],
+        padding: list[int | None],
+        bad: BadId | None,
+    ) -> Requested:
+        served = self._exchange_counts(asked, bad)
+        kind = torch.int32 if max(t.rows for t in self.spec.tables) < 2**31 else torch.int64
+        sent = _by_worker([r.to(kind) for r in rows], asked)
+        totals = [sum(row) for row in served]
+        received = torch.empty(sum(totals), dtype=kind, device=self.world.device)
+        self.world.all_to_all(
+            received, sent, totals, [sum(row) for row in asked], "rows: ids"
+        ).wait()
+        wanted = _by_table(received.long(), served, [1] * len(rows))
+        return Requested(rows, asked, wanted, served, padding)
+
+    def _exchange_rows(
+        self, request: Requested, shards: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        values = [
+            shard.detach().index_select(0, wanted).view(-1)
+            for shard, wanted in zip(shards, request.wanted, strict=True)
+        ]
+        received, pending, _ = self._start(
+            values, request.served, request.asked, range(len(values)), "rows: pull"
+        )
+        for work in pending:
+            work.wait()
+        return self._unpack(received, request.asked, range(len(values)))
+
+    # -- Push -----------------------------------------------------------------------------
+
+    def push(
+        self, request: Requested, tables: Sequence[int], gradients: Sequence[torch.Tensor]
+    ) -> Sent:
+        """See :func:`parallax.ops.resources.push_rows`."""
+        chosen = list(tables)
+        values = [
+            self._prepared(gradient, self.spec.tables[t], request.padding[t])
+            for t, gradient in zip(chosen, gradients, strict=True)
+        ]
+        if self.spec.sharded:
+            sent_counts, received_counts = request.asked, request.served
+            received, pending, keep = self._start(
+                values, sent_counts, received_counts, chosen, "rows: push"
+            )
+            return Sent(request, chosen, received, pending, keep, received_counts)
+        return self._gather(request, chosen, values)
+
+    def _prepared(
+        self, gradient: torch.Tensor, table: TableSpec, padding: int | None
+    ) -> torch.Tensor:
+        """A flat, dense, weighted gradient of the unique rows, in a buffer of our own."""
+        if gradient.layout is torch.sparse_coo:
+            gradient = gradient.to_dense()
+        if self.control.is_empty:
+            return torch.zeros(gradient.numel(), dtype=table.dtype, device=gradient.device)
+        if padding is not None:
+            gradient = gradient.clone()
+            gradient[padding] = 0
+        if table.average:
+            share = self.control.weight / self.control.total
+            return (gradient * share).reshape(-1)
+        return gradient.reshape(-1).clone(memory_format=torch.contiguous_format)
+
+    def _gather(self, request: Requested, chosen: list[int], values: list[torch.Tensor]) -> Sent:
+        """Every worker sends its rows to every other: (N-1)αb."""
+        size = self.world.size
+        ids = torch.cat([request.rows[t] for t in chosen])
+        totals = [sum(request.served[w][t] for t in chosen) for w in range(size)]
+        received_ids = torch.empty(sum(totals), dtype=ids.dtype, device=ids.device)
+        pending = [
+            self.world.all_to_all(
+                received_ids, ids.repeat(size), totals, [len(ids)] * size, "rows: ids"
+            )
+        ]
+        repeated = [value.repeat(size) for value in values]
+        received, more, keep = self._start(
+            repeated, request.asked, request.served, chosen, "rows: gather"
+        )
+        request.wanted = [torch.empty(0)] * len(self.spec.tables)
+        sent = Sent(request, chosen, received, pending + more, keep, request.served)
+        sent.keep.append(received_ids)
+        return sent
+
+    def receive(self, sent: Sent) -> list[torch.Tensor]:
+        """See :func:`parallax.ops.resources.receive_rows`."""
+        for work in sent.pending:
+            work.wait()
+        values = self._unpack(sent.received, sent.counts, sent.tables)
+        if not self.spec.sharded:
+            counts = [[row[t] for t in sent.tables] for row in sent.counts]
+            wanted = _by_table(sent.keep[-1], counts, [1] * len(sent.tables))
+        else:
+            wanted = [sent.request.wanted[t] for t in sent.tables]
+        return [
+            self._aggregated(self.spec.tables[t], ids, rows)
+            for t, ids, rows in zip(sent.tables, wanted, values, strict=True)
+        ]
+
+    def _aggregated(
+        self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        count = table.rows
+        if self.spec.sharded:
+            count = local_rows(table.rows, self.world.rank, self.world.size)
+        shape = (count, *table.row_shape)
+        if table.lazy:
+            return torch.sparse_coo_tensor(
+                ids.view(1, -1), rows, shape, check_invariants=False
+            ).coalesce()
+        whole = torch.zeros(shape, dtype=table.dtype, device=rows.device)
+        return whole.index_add_(0, ids, rows)
+
+    # -- Messages of rows -------------------------------------------------------------------
+
+    def _start(
+        self,
+        values: list[torch.Tensor],
+        sent_counts: list[list[int]],
+        received_counts: list[list[int]],
+        tables: Sequence[int],
+        purpose: str,
+    ) -> tuple[dict[torch.dtype, torch.Tensor], list[Pending], list[torch.Tensor]]:
+        """One message per dtype with the rows of all tables of that dtype."""
+        specs = self.spec.tables
+        received: dict[torch.dtype, torch.Tensor] = {}
+        pending: list[Pending] = []
+        keep: list[torch.Tensor] = []
+        for dtype in dict.fromkeys(specs[t].dtype for t in tables):
+            own = [i for i, t in enumerate(tables) if specs[t].dtype is dtype]
+            widths = [specs[tables[i]].width for i in own]
+            out = [
+                [row[tables[i]] * w for i, w in zip(own, widths, strict=True)]
+                for row in sent_counts
+            ]
+            back = [
+                [row[tables[i]] * w for i, w in zip(own, widths, strict=True)]
+                for row in received_counts
+            ]
+            message = _by_worker([values[i] for i in own], out)
+            totals = [sum(row) for row in back]
+            buffer = torch.empty(sum(totals), dtype=dtype, device=self.world.device)
+            pending.append(
+                self.world.all_to_all(buffer, message, totals, [sum(r) for r in out], purpose)
+            )
+            received[dtype] = buffer
+            keep.append(message)
+        return received, pending, keep
+
+    def _unpack(
+        self,
+        received: dict[torch.dtype, torch.Tensor],
+        counts: list[list[int]],
+        tables: Sequence[int],
+    ) -> list[torch.Tensor]:
+        specs = self.spec.tables
+        result: dict[int, torch.Tensor] = {}
+        for dtype, buffer in received.items():
+            own = [t for t in tables if specs[t].dtype is dtype]
+            selected = [[row[t] for t in own] for row in counts]
+            flat = _by_table(buffer, selected, [specs[t].width for t in own])
+            for t, part in zip(own, flat, strict=True):
+                result[t] = part.view(-1, *specs[t].row_shape)
+        return [result[t] for t in tables]
+
+
+def local_rows(rows: int, worker: int, workers: int) -> int:
+    """How many of ``rows`` live on ``worker`` when row i lives on worker i mod N."""
+    return (rows - worker + workers - 1) // workers
+
+
+def _by_worker(values: Sequence[torch.Tensor], counts: list[list[int]]) -> torch.Tensor:
+    """From one tensor per table to one message: for each worker, its part of every table."""
+    if len(values) == 1:
+        return values[0].contiguous()
+    parts = [
+        value.split([row[t] for row in counts]) for t, value in enumerate(values)
+    ]
+    return torch.cat([part[w] for w in range(len(counts)) for part in parts])
+
+
+def _by_table(
+    message: torch.Tensor, counts: list[list[int]], widths: list[int]
+) -> list[torch.Tensor]:
+    """The inverse: from one message in worker order to one flat tensor per table."""
+    if len(widths) == 1:
+        return [message]
+    sizes = [count * width for row in counts for count, width in zip(row, widths, strict=True)]
+    parts = message.split(sizes)
+    tables = len(widths)
+    return [torch.cat(parts[t::tables]) for t in range(tables)]

@@ -1,0 +1,75 @@
+"""A strategy as data: how each variable is synchronised. Frozen, typed, JSON in and out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+from parallax.errors import StrategyError
+from parallax.graph.variables import Variable
+
+SCHEMA_VERSION = 1
+
+SynchronizerName = Literal["allreduce", "allgather", "rows", "owner", "none"]
+PartitionName = Literal["whole", "cyclic", "block"]
+
+
+class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How one variable is synchronised.
+
+    Args:
+        synchronizer: ``allreduce`` (dense gradient summed by all), ``allgather`` (rows of a sparse
+            gradient gathered by all), ``rows`` (row servers: pull and push of touched rows),
+            ``owner`` (owners pull-push dense values), ``none`` (it receives no gradient).
+        partition: ``whole`` (one owner), ``cyclic`` (row i on owner i mod n), ``block``
+            (consecutive rows).
+        owners: workers that own a shard; empty when every worker holds the variable.
+        average: mean over workers, else sum.
+        why: the reason, for people.
+    """
+
+    synchronizer: SynchronizerName
+    partition: PartitionName = "whole"
+    owners: tuple[int, ...] = ()
+    average: bool = True
+    why: str = ""
+
+
+class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A decision for every variable, tied to one model by ``fingerprint``."""
+
+    fingerprint: str
+    replicas: int
+    variables: dict[str, VariableStrategy]
+    version: int = SCHEMA_VERSION
+
+    def to_json(self) -> bytes:
+        """The strategy as JSON with sorted keys, equal bytes for equal strategies."""
+        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1)
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> Strategy:
+        """Read a strategy.
+
+        Raises:
+            StrategyError: not JSON, of another version, or with a wrong field (named by its path).
+        """
+        try:
+            strategy = msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise StrategyError(f"This is no strategy: {error}.") from error
+        if strategy.version != SCHEMA_VERSION:
+            raise StrategyError(
+                f"The strategy has schema version {strategy.version}; this parallax reads "
+                f"{SCHEMA_VERSION}.",
+            )
+        return strategy
+
+
+def fingerprint(variables: Iterable[Variable]) -> str:
+    """What ties a strategy to a model: names, shapes and dtypes of its variables, hashed."""
+    text = "\n".join(f"{v.name} {v.shape} {v.dtype}" for v in variables)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,69 @@
+"""Which rows of a variable live on which worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from parallax.strategy.data import PartitionName, VariableStrategy
+
+
+@dataclass(frozen=True)
+class RowLayout:
+    """Rows over workers: ``cyclic`` (row i on owner i mod n), ``block``, or ``whole``."""
+
+    partition: PartitionName
+    rows: int
+    workers: int
+    owners: tuple[int, ...]
+
+    @classmethod
+    def of(cls, strategy: VariableStrategy, rows: int, workers: int) -> RowLayout:
+        """The layout that a strategy asks for."""
+        return cls(strategy.partition, rows, workers, strategy.owners)
+
+    def range(self, worker: int) -> tuple[int, int]:
+        """First and one-past-last row of ``worker``; only for consecutive rows."""
+        if worker not in self.owners:
+            return (0, 0)
+        place, count = self.owners.index(worker), len(self.owners)
+        return self.rows * place // count, self.rows * (place + 1) // count
+
+    def ranges(self) -> tuple[tuple[int, int], ...]:
+        """Every worker's range."""
+        return tuple(self.range(worker) for worker in range(self.workers))
+
+    def local_rows(self, worker: int) -> int:
+        """How many rows ``worker`` owns."""
+        if self.partition == "cyclic":
+            return (self.rows - worker + self.workers - 1) // self.workers
+        first, last = self.range(worker)
+        return last - first
+
+    def take(self, whole: torch.Tensor, worker: int) -> torch.Tensor:
+        """A copy of the rows of ``worker``."""
+        if self.partition == "cyclic":
+            return whole.detach()[worker :: self.workers].clone()
+        return self.view(whole, worker).clone()
+
+    def view(self, whole: torch.Tensor, worker: int) -> torch.Tensor:
+        """The rows of ``worker`` as a view; only for consecutive rows."""
+        first, last = self.range(worker)
+        return whole.detach()[first:last]
+
+    def place(self, whole: torch.Tensor, shard: torch.Tensor, worker: int) -> None:
+        """Write the rows of ``worker`` to their places in ``whole``."""
+        if self.partition == "cyclic":
+            whole[worker :: self.workers].copy_(shard)
+        else:
+            first, last = self.range(worker)
+            whole[first:last].copy_(shard)
+
+    def assemble(self, shards: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The whole from every worker's rows."""
+        whole = shards[0].new_empty((self.rows, *shards[0].shape[1:]))
+        for worker, shard in enumerate(shards):
+            self.place(whole, shard, worker)
+        return whole
