@@ -13,6 +13,9 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 SECONDS_BETWEEN_LINES = 3.0
+# Parallax captures the step in the first run, and in the second if that is when an optimizer that
+# makes its slots late (momentum, Adam) has them.
+UNTIMED_STEPS = 2
 
 
 class Progress:
@@ -24,7 +27,7 @@ class Progress:
         per_step: how many of them all workers together consume in a step.
         show: whether this worker prints; one of them is enough.
 
-    The first step is left out of the throughput: parallax captures the step in it.
+    The first ``UNTIMED_STEPS`` steps are left out of the throughput.
     """
 
     def __init__(self, steps: int, *, unit: str, per_step: int, show: bool) -> None:
@@ -63,16 +66,17 @@ class Progress:
 
     @property
     def rate(self) -> float:
-        """Units per second over all workers, after the first step."""
-        seconds = self._now - self._steady
-        return (self._done - 1) * self.per_step / seconds if self._done > 1 else float("nan")
+        """Units per second over all workers, once the step is captured."""
+        timed = self._done - UNTIMED_STEPS
+        return timed * self.per_step / (self._now - self._steady) if timed > 0 else float("nan")
 
     def step(self, loss: torch.Tensor) -> None:
         """Account for a step that has just run."""
         self._done += 1
         self._now = time.perf_counter()
-        if self._done == 1:
+        if self._done <= UNTIMED_STEPS:
             self._steady = self._now
+        if self._done == 1:
             self.first_step_seconds = self._now - self._begin
         last = self._done == self.steps
         wait = 0.2 if self._bar is not None else SECONDS_BETWEEN_LINES
@@ -84,7 +88,7 @@ class Progress:
                 self._print()
 
     def _print(self) -> None:
-        rate = "" if self._done < 2 else f"{self.rate:,.0f} {self.unit}/s"
+        rate = "" if self._done <= UNTIMED_STEPS else f"{self.rate:,.0f} {self.unit}/s"
         if self._bar is not None:
             task = self._bar.tasks[0].id
             self._bar.update(task, completed=self._done, rate=rate, loss=f"{self.loss:.4f}")
