@@ -72,6 +72,7 @@ def load_corpus(text: str, cache: Path, program_bytes: int = PROGRAM_BYTES) -> C
         name = f"text-{_fingerprint(Path(text))}"
 
     def make(target: Path) -> None:
+        print(f"preparing the text ({text}) once, for later runs as well ...", flush=True)
         content, source = _read(text, cache, program_bytes)
         ids, words = encode(content)
         target.mkdir()
