@@ -102,10 +102,10 @@ class Run:
         stream.close()
 
     def wait_for(self, pattern: str, times: int = 1, seconds: float = 60) -> list[re.Match[str]]:
-        """Waits until ``times`` lines of the standard output match."""
+        """Waits until ``times`` lines of the output match."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            found = [m for line in list(self.out) if (m := re.search(pattern, line))]
+            found = [m for line in [*self.out, *self.err] if (m := re.search(pattern, line))]
             if len(found) >= times:
                 return found
             if self.process.poll() is not None and not any(r.is_alive() for r in self.readers):
@@ -376,6 +376,34 @@ time.sleep(100)
     run.assert_nothing_left()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_launcher_imports_torch(
+    start_script: Callable[..., Run], number: signal.Signals
+) -> None:
+    # An exception from the handler was swallowed somewhere in torch and the run went on.
+    run = start_script("start()\ntime.sleep(100)\n")
+    run.wait_for("starting 2 workers")
+    os.killpg(run.process.pid, number)
+    assert run.end(10) == 128 + number, run.text()
+    assert not any("Traceback" in line for line in run.err)
+    run.assert_nothing_left()
+
+
+def test_a_second_interrupt_ends_at_once(start_script: Callable[..., Run]) -> None:
+    run = start_script(
+        'start()\nsignal.signal(signal.SIGINT, lambda *_: print("busy"))\nprint("ready")\n'
+        "while True:\n    time.sleep(0.1)\n"
+    )
+    run.wait_for("ready", times=2)
+    started = time.monotonic()
+    os.killpg(run.process.pid, signal.SIGINT)
+    run.wait_for("busy", times=2)
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 130, run.text()
+    assert time.monotonic() - started < 4
+    run.assert_nothing_left()
+
+
 def test_no_worker_outlives_a_killed_launcher(start_script: Callable[..., Run]) -> None:
     run = start_script("env = start()\n" + BLOCKED + "block() if env.rank else time.sleep(100)\n")
     run.wait_for("blocked")
@@ -550,6 +578,8 @@ def test_arguments_of_the_program_are_not_touched(arguments: list[str]) -> None:
         (ParallaxError("x"), 1),
         (ValueError("x"), 1),
         (KeyboardInterrupt(), 130),
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [::1]:1"), 3),
+        (RuntimeError("Connection closed by peer"), 1),
     ],
 )
 def test_exit_status_of_each_family(error: BaseException, status: int) -> None:

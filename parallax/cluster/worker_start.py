@@ -13,6 +13,7 @@ import faulthandler
 import logging
 import multiprocessing
 import os
+import re
 import sys
 import threading
 import time
@@ -23,11 +24,14 @@ from typing import Any
 from parallax.cluster.environment import LAUNCHED_VARIABLE, WorkerEnvironment
 from parallax.cluster.worker_exec import die_with_parent
 from parallax.config import LOG_LEVEL_VARIABLE
-from parallax.errors import LaunchError, ParallaxError
+from parallax.errors import LaunchError, ParallaxError, PeerError
 
 __all__ = ["exit_status", "keep_undestroyed", "prepare_worker_process"]
 
 _INTERRUPTED = 130
+_GLOO_LOST_PEER = re.compile(
+    r"gloo/transport/.*(Connection closed by peer|Connection reset by peer)", re.DOTALL
+)
 _Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 
@@ -70,11 +74,17 @@ def prepare_worker_process(env: WorkerEnvironment) -> None:
 def exit_status(error: BaseException) -> int:
     """The exit status of a worker that failed with ``error``.
 
+    Gloo's plain error for a lost peer, from a collective of the user's own, gives the status of
+    PeerError: the peer's sockets close before the system tells that it ended, so this worker may
+    well end first, and the launcher must know which of the two is the bystander.
+
     Args:
         error: what nobody caught.
     """
     if isinstance(error, ParallaxError):
         return error.exit_code
+    if isinstance(error, RuntimeError) and _GLOO_LOST_PEER.search(str(error)):
+        return PeerError.exit_code
     return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
 
 
