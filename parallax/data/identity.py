@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from parallax.cluster.environment import launch_seed, worker_environment
 
-__all__ = ["DEFAULT_SEED", "common_seed", "num_shards", "shard_id", "worker_identity"]
+__all__ = [
+    "DEFAULT_SEED",
+    "common_seed",
+    "known_sizes",
+    "note_size",
+    "num_shards",
+    "shard_id",
+    "worker_identity",
+]
 
 # What the orders of a run are drawn from when neither the launcher nor the loader gives a seed. Any
 # number does, as long as it is the same in each process; torch's own seed is not.
@@ -63,3 +71,21 @@ def common_seed(loader_seed: int | None) -> int:
     if seed is not None:
         return seed
     return DEFAULT_SEED if loader_seed is None else loader_seed
+
+
+_sizes: list[str] = []
+
+
+def note_size(data: object) -> None:
+    """Remember the size of data that was split, for workers to compare before the first step."""
+    source = getattr(data, "dataset", data)
+    try:
+        size = len(source)
+    except TypeError:  # a stream has none
+        return
+    _sizes.append(f"a {type(source).__name__} of {size} items")
+
+
+def known_sizes() -> list[str]:
+    """What this process split so far, in order."""
+    return list(_sizes)

@@ -15,6 +15,7 @@ from parallax.data.datasets import (
     refuse_split_stream,
 )
 from parallax.data.division import Tail, checked_tail, source_name
+from parallax.data.identity import note_size
 from parallax.data.loaders import ShardedLoader, shard_loader
 from parallax.errors import ShardError
 
@@ -71,6 +72,7 @@ def shard(data: Any, *, tail: Tail = "drop") -> Any:
     """
     tail = checked_tail(tail)
     _refuse_sharded(data)
+    note_size(data)
     if isinstance(data, DataLoader):
         return shard_loader(data, tail)
     _refuse_unfit(data)

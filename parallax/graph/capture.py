@@ -260,6 +260,7 @@ def _prepared(
         stack.enter_context(_watch_zero_grad(recording))
         stack.enter_context(_watch_print(recording))
         stack.enter_context(_random_state_as_ops())
+        stack.enter_context(_sparse_padding_by_mask())
         stack.enter_context(without_foreach())
         stack.enter_context(symbolic_math())
         stack.enter_context(without_fused_rnn())
@@ -349,6 +350,34 @@ def _watch_print(recording: _Recording) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _sparse_padding_by_mask() -> Iterator[None]:
+    """Leave the padding row out of a sparse gradient by a zero instead of a selection.
+
+    The selection has a size that depends on the ids, which a graph of fixed shapes cannot have. A
+    row whose gradients are all zero stays as it is under every lazy optimizer.
+    """
+    original = torch.embedding
+
+    def embedding(
+        weight: torch.Tensor,
+        ids: torch.Tensor,
+        padding_idx: int = -1,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> torch.Tensor:
+        if not sparse or padding_idx < 0:
+            return original(weight, ids, padding_idx, scale_grad_by_freq, sparse)
+        rows = original(weight, ids, -1, scale_grad_by_freq, sparse)
+        return torch.where((ids == padding_idx).unsqueeze(-1), rows.detach(), rows)
+
+    torch.embedding = embedding
+    try:
+        yield
+    finally:
+        torch.embedding = original
+
+
+@contextlib.contextmanager
 def _random_state_as_ops() -> Iterator[None]:
     """Record saving and restoring of the generator, so that checkpointing replays its masks."""
 
@@ -416,9 +445,7 @@ def _collect(
     traced.calls = tuple(calls)
 
 
-def _collect_state(
-    traced: _Traced, before: Mapping[str, Leaf], after: Mapping[str, Leaf]
-) -> None:
+def _collect_state(traced: _Traced, before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> None:
     for name, leaf in after.items():
         old = before.get(name)
         if old is not None and old.value is leaf.value:
@@ -465,7 +492,8 @@ def _guards(env: ScalarEnv, module: torch.fx.GraphModule) -> tuple[ScalarGuard, 
 
 def _no_backward(objects: StepObjects) -> ModelError:
     trainable = [
-        leaf for leaf in leaves(objects).values()
+        leaf
+        for leaf in leaves(objects).values()
         if leaf.kind == "parameter" and leaf.value.requires_grad
     ]
     if not trainable:

@@ -64,7 +64,9 @@ def _keep_last_marks(graph: torch.fx.Graph) -> None:
             if (
                 user.target in _ADD
                 and user.args[0] is node
-                and any(u.target is marks.GRADIENT and u.args[1] == node.args[1] for u in user.users)
+                and any(
+                    u.target is marks.GRADIENT and u.args[1] == node.args[1] for u in user.users
+                )
             ):
                 node.replace_all_uses_with(node.args[0])
                 graph.erase_node(node)

@@ -138,9 +138,7 @@ class _Follower:
     def _shape_of(self, name: str, node: Node | None) -> torch.Size | None:
         if node is None:
             found = [
-                m
-                for m in self.step.graph.nodes
-                if m.target is marks.GRADIENT and m.args[1] == name
+                m for m in self.step.graph.nodes if m.target is marks.GRADIENT and m.args[1] == name
             ]
             node = found[0] if found else None
         if node is None:
@@ -193,9 +191,9 @@ class _Follower:
             component.reductions.append(
                 Reduction(user, reduction, float(order) if reduction == "norm" else 0.0)  # type: ignore[arg-type]
             )
-        elif user.target in _DIMENSIONS and 0 not in self._dimensions(user):
-            self.take(user)
-        elif user.target in _ROWS_OF_COO:
+        elif (
+            user.target in _DIMENSIONS and 0 not in self._dimensions(user)
+        ) or user.target in _ROWS_OF_COO:
             self.take(user)
         elif user.target in _FROM_COO:
             self.take(user)

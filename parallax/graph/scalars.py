@@ -36,6 +36,20 @@ def user_line(stack: traceback.StackSummary | None = None) -> SourceLine | None:
     return None
 
 
+def _emptiness(expression: Any) -> Any:
+    """torch's own question whether a selection is empty: answered with no, as the kernels treat
+    both alike. The same question in the user's code is a branch on values: None."""
+    import sympy
+
+    if not isinstance(expression, sympy.Eq | sympy.Ne) or expression.args[1] != 0:
+        return None
+    stack = traceback.extract_stack()
+    for inner, outer in zip(reversed(stack), reversed(stack[:-1]), strict=False):
+        if inner.name == "__bool__" and not any(part in outer.filename for part in _INTERNAL):
+            return None
+    return sympy.false if isinstance(expression, sympy.Eq) else sympy.true
+
+
 @dataclass(frozen=True)
 class ScalarGuard:
     """``expression`` over numbers computed by ``program`` from state must stay ``expected``."""
@@ -89,6 +103,9 @@ class ScalarEnv(ShapeEnv):  # type: ignore[misc]
             if orig_expr in self._decided:
                 return self._decided[orig_expr]
             symbols = tuple(sorted(orig_expr.free_symbols, key=str))
+            emptiness = _emptiness(orig_expr)
+            if emptiness is not None and all(self.is_size(s) for s in symbols):
+                return emptiness
             nodes = tuple(self._node_of(symbol) for symbol in symbols)
             if self._tracer is None or any(node is None for node in nodes):
                 raise self._refusal(orig_expr) from error
@@ -102,6 +119,10 @@ class ScalarEnv(ShapeEnv):  # type: ignore[misc]
             self._decided[orig_expr] = value
             self.pending.append((orig_expr, symbols, found, value))
             return value
+
+    def is_size(self, symbol: Any) -> bool:
+        """Whether a symbol is the size of a selection (by a mask), as against a value."""
+        return symbol in self.size_like
 
     def _refusal(self, expression: Any) -> DataDependentError:
         return DataDependentError(

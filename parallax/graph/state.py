@@ -126,9 +126,9 @@ def _optimizer_leaves(root: str, optimizer: Optimizer, names: dict[int, str]) ->
 
 
 def _numbers(value: Any) -> Iterator[tuple[Key, Any]]:
-    if isinstance(value, torch.Tensor | torch.SymFloat | torch.SymInt):
-        yield (), value
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, torch.Tensor | torch.SymFloat | torch.SymInt) or (
+        isinstance(value, int | float) and not isinstance(value, bool)
+    ):
         yield (), value
     elif isinstance(value, tuple | list):
         for index, item in enumerate(value):

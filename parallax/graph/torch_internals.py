@@ -93,9 +93,7 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.fx.Gr
 def fake_like(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the same description on ``device``, without storage."""
     with mode:
-        fake = torch.empty_strided(
-            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
-        )
+        fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)
     return fake.requires_grad_(tensor.requires_grad)
@@ -184,5 +182,7 @@ def raw_ptr_ranges(tensor: torch.Tensor) -> tuple[int, int] | None:
     if tensor.device.type == "meta" or tensor.numel() == 0 or isinstance(tensor, FakeTensor):
         return None
     start = tensor.data_ptr()
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
     return start, start + (last + 1) * tensor.element_size()

@@ -147,17 +147,16 @@ def analyze(
             factors=_factors(gradients.get(name, [])),
             gradient=gradients[name][-1].name if name in gradients else None,
             slots=own,
-            shadows=tuple(s for s in component.states if s not in own and s not in variables
-                          and s not in component.variables),
+            shadows=tuple(
+                s
+                for s in component.states
+                if s not in own and s not in variables and s not in component.variables
+            ),
             aliases=tuple(aliases.get(name, ())),
             shard_obstacle=component.obstacle,
-            lazy=any(
-                n.meta["val"].layout is torch.sparse_coo for n in gradients.get(name, ())
-            ),
+            lazy=any(n.meta["val"].layout is torch.sparse_coo for n in gradients.get(name, ())),
         )
-        variables[name] = _sparse_or_not(
-            variable, component, found, gradients.get(name, []), when
-        )
+        variables[name] = _sparse_or_not(variable, component, found, gradients.get(name, []), when)
     return Analysis(step, variables, components, lookups, gradients, when)
 
 
@@ -174,7 +173,9 @@ def _sparse_or_not(
     ids = {lookup.ids for lookup in lookups}
     reason = ""
     if component.whole_reads:
-        reads = sorted({str(node.target).removesuffix(".default") for node in component.whole_reads})
+        reads = sorted(
+            {str(node.target).removesuffix(".default") for node in component.whole_reads}
+        )
         reason = f"it is also read as a whole by {', '.join(reads)}"
     for mark in gradients:
         source = mark.args[0]

@@ -20,7 +20,9 @@ def _(value: torch.Tensor, name: str) -> torch.Tensor:
     # One stored row: a coalesced gradient whose emptiness no optimizer can ask about.
     rows = torch.empty((1, *value.shape[1:]), dtype=value.dtype, device=value.device)
     ids = torch.empty((1, 1), dtype=torch.int64, device=value.device)
-    return torch.sparse_coo_tensor(ids, rows, value.shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        ids, rows, value.shape, is_coalesced=True, check_invariants=False
+    )
 
 
 @torch.library.custom_op("parallax::rng_state", mutates_args=())

@@ -9,8 +9,14 @@ from torch.fx import Node
 
 from parallax.graph.layout import Component, Reduction
 from parallax.graph.stages import is_write
-from parallax.ops.resources import CombineSpec, ReductionSpec, combine, partial_reduction
-from parallax.ops.resources import PullSpec, pull_values
+from parallax.ops.resources import (
+    CombineSpec,
+    PullSpec,
+    ReductionSpec,
+    combine,
+    partial_reduction,
+    pull_values,
+)
 from parallax.rewrite.context import Rewriting
 
 aten: Any = torch.ops.aten
@@ -116,8 +122,10 @@ def _writes_variable(work: Rewriting, node: Node, name: str) -> bool:
     target = node.args[0] if not node.kwargs.get("out") else node.kwargs["out"]
     while isinstance(target, Node) and target.op == "call_function" and is_write(target):
         target = target.args[0]
-    return isinstance(target, Node) and target.name.startswith("shard_of_") and (
-        target.meta.get("leaf") == name
+    return (
+        isinstance(target, Node)
+        and target.name.startswith("shard_of_")
+        and (target.meta.get("leaf") == name)
     )
 
 

@@ -138,11 +138,9 @@ class World:
         """Every worker's equally sized ``sent``, one after the other: N-1 times its bytes sent."""
         _check(received)
         _check(sent)
-        self.traffic.add(purpose, (self.size - 1) * _bytes(sent))
-        work = dist.all_gather_into_tensor(
-            received, sent, group=self._groups["rows"], async_op=True
-        )
-        return Pending(work, f"values of all workers ({purpose})", self)
+        count = [sent.numel()] * self.size
+        repeated = sent.reshape(-1).repeat(self.size)
+        return self.all_to_all(received.view(-1), repeated, count, count, purpose)
 
     def broadcast(self, buffer: torch.Tensor, source: int, purpose: str) -> None:
         """Overwrite ``buffer`` by the one of worker ``source``."""
@@ -215,9 +213,7 @@ def single(device: torch.device) -> World:
     return World(0, 1, device)
 
 
-def connect(
-    rank: int, size: int, device: torch.device, generation: int = 0
-) -> World:
+def connect(rank: int, size: int, device: torch.device, generation: int = 0) -> World:
     """Meet the other workers.
 
     Uses the default process group when the script has made one, else makes it from the

@@ -184,9 +184,7 @@ class ValuePull:
             own = [i for i, kind in enumerate(self.spec.dtypes) if kind is dtype]
             self._run([values[i].detach() for i in own], [self.spec.owners[i] for i in own])
 
-    def _run(
-        self, values: list[torch.Tensor], owners: list[tuple[tuple[int, int], ...]]
-    ) -> None:
+    def _run(self, values: list[torch.Tensor], owners: list[tuple[tuple[int, int], ...]]) -> None:
         size, rank = self.world.size, self.world.rank
         sizes = [
             [

@@ -15,21 +15,34 @@ from parallax.runtime.state_table import StateTable
 class Program:
     """Runs one graph: gathers its inputs, puts back new state, makes the host's calls."""
 
-    def __init__(self, step: StepGraph, state: StateTable, resources: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        step: StepGraph,
+        state: StateTable,
+        resources: Sequence[Any] = (),
+        digest: int = 0,
+    ) -> None:
         """
         Args:
             step: the graph; its first inputs are ``resources``, then what ``step.inputs`` says.
             state: where state inputs are read and new state is put.
             resources: objects of the runtime (row exchanges, buckets) that the graph uses.
+            digest: hash of everything that all workers must be running alike.
         """
         self.step = step
+        self.digest = digest
         self._state = state
         self._resources = list(resources)
         self._run: Callable[..., Any] = step.graph_module.forward
         self._bind()
 
     def _bind(self) -> None:
-        self._readers = self._state.readers(i.name for i in self.step.inputs if i.kind != "batch")
+        state = self._state
+        self._readers = [
+            state.view_reader(item.name) if item.kind == "shard" else state.reader(item.name)
+            for item in self.step.inputs
+            if item.kind != "batch"
+        ]
         self._batch = [i.index for i in self.step.inputs if i.kind == "batch"]
 
     def guards_hold(self) -> bool:

@@ -248,9 +248,7 @@ class RowExchange:
             for t, ids, rows in zip(sent.tables, wanted, values, strict=True)
         ]
 
-    def _aggregated(
-        self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor
-    ) -> torch.Tensor:
+    def _aggregated(self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         count = table.rows
         if self.spec.sharded:
             count = local_rows(table.rows, self.world.rank, self.world.size)
@@ -324,9 +322,7 @@ def _by_worker(values: Sequence[torch.Tensor], counts: list[list[int]]) -> torch
     """From one tensor per table to one message: for each worker, its part of every table."""
     if len(values) == 1:
         return values[0].contiguous()
-    parts = [
-        value.split([row[t] for row in counts]) for t, value in enumerate(values)
-    ]
+    parts = [value.split([row[t] for row in counts]) for t, value in enumerate(values)]
     return torch.cat([part[w] for w in range(len(counts)) for part in parts])
 
 

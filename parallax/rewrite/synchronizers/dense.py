@@ -23,9 +23,11 @@ def _phase(work: Rewriting, phase: Phase, synchronizer: str) -> None:
     if not marks:
         return
     entries = _entries(work, marks)
-    owners = tuple(work.layout(str(m.args[1])).ranges() for m in marks) if (
-        synchronizer == "owner"
-    ) else ()
+    owners = (
+        tuple(work.layout(str(m.args[1])).ranges() for m in marks)
+        if (synchronizer == "owner")
+        else ()
+    )
     resource = work.resource(BucketsSpec(entries, owners), "buckets")
     for index, mark in enumerate(marks):
         with work.graph.inserting_before(mark):
@@ -53,7 +55,5 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
             number += 1
             bucket, size = number, 0
         open_buckets[key] = (bucket, size + variable.bytes)
-        entries.append(
-            BucketEntry(variable.name, variable.shape, variable.dtype, average, bucket)
-        )
+        entries.append(BucketEntry(variable.name, variable.shape, variable.dtype, average, bucket))
     return tuple(entries)

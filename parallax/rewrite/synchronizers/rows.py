@@ -108,9 +108,7 @@ def _fetch(work: Rewriting, group: _Group) -> None:
                 continue
             for lookup in group.lookups:
                 if lookup.variable == name:
-                    lookup.node.args = with_rows(
-                        lookup, rows, group.positions[name, lookup.ids]
-                    )
+                    lookup.node.args = with_rows(lookup, rows, group.positions[name, lookup.ids])
         group.handle = work.item(fetched, index)
 
 

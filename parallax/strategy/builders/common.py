@@ -26,9 +26,9 @@ def allreduce(variable: Variable, config: Config) -> VariableStrategy:
     return VariableStrategy("allreduce", average=config.average_dense, why=why)
 
 
-def allgather(variable: Variable, config: Config, why: str = "sparse: all reads look up rows") -> (
-    VariableStrategy
-):
+def allgather(
+    variable: Variable, config: Config, why: str = "sparse: all reads look up rows"
+) -> VariableStrategy:
     return VariableStrategy("allgather", average=config.average_sparse, why=why)
 
 

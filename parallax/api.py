@@ -1,0 +1,127 @@
+"""What a user calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from parallax.cluster.environment import WorkerEnvironment, launch_seed, worker_environment
+from parallax.cluster.launch import launch_local_workers
+from parallax.cluster.resources import local_workers
+from parallax.cluster.worker_start import prepare_worker_process
+from parallax.config import Config, configure_logging
+from parallax.data.identity import known_sizes
+from parallax.graph.discovery import discover
+from parallax.runtime.comm import World, connect, single
+from parallax.runtime.runner import Runner
+from parallax.runtime.start import agree_on, describe_code
+
+Step = Callable[..., Any]
+
+
+def get_runner(
+    step: Step,
+    *,
+    resource_info: str | os.PathLike[str] | None = None,
+    model: Any = None,
+    optimizer: Any = None,
+    config: Config | Mapping[str, Any] | None = None,
+) -> Runner:
+    """Distribute a training step that was written for one device.
+
+    Called in ``python train.py`` it starts the workers (one per CUDA device, else
+    ``config.workers`` on the CPU), each of which runs the same script from its beginning; it
+    returns only in them. Under torchrun, or with RANK and WORLD_SIZE set, the script is a worker.
+
+    Args:
+        step: computes the loss of a batch, calls ``backward()`` and steps its optimizers.
+        resource_info: a file that lists machines and devices; None for this machine's.
+        model, optimizer: what the step trains, for a step that hides it; else they are found in
+            its closure, the globals it names and its bound ``self``. Several are fine, also as
+            lists or dicts.
+        config: settings of the run.
+
+    Returns:
+        This worker's runner.
+
+    Raises:
+        ConfigError: an argument or setting is wrong.
+        LaunchError: workers cannot be started or cannot meet.
+        ModelError: there is nothing to train, or something that cannot be distributed.
+        DisagreementError: workers run different code or settings.
+    """
+    settings = Config.of(config)
+    configure_logging()
+    environment = worker_environment()
+    objects = discover(step, model, optimizer)
+    if environment.world_size == 1 and not environment.launched and "RANK" not in os.environ:
+        workers = local_workers(resource_info, settings.workers)
+        if workers > 1:
+            launch_local_workers(workers, redirect_path=settings.redirect_path, seed=settings.seed)
+    else:
+        prepare_worker_process(environment)
+    world = _meet(environment)
+    if world.size > 1:
+        hint = "start every worker with the same script, settings and versions."
+        agree_on(world, "versions and settings", _describe(settings), hint)
+        agree_on(world, "code", describe_code(step), hint)
+    if settings.seed is None and (seed := launch_seed()) is not None and world.size > 1:
+        torch.manual_seed(seed)
+    return Runner(step, objects, settings, world, known_sizes)
+
+
+def parallel_run(
+    step: Step,
+    resource_info: str | os.PathLike[str] | None,
+    sync: bool = True,
+    parallax_config: Config | Mapping[str, Any] | None = None,
+) -> tuple[Runner, int, int, int]:
+    """:func:`get_runner` in the form of the Parallax user guide.
+
+    Args:
+        step: the training step.
+        resource_info: a file that lists machines and devices; None for this machine's.
+        sync: synchronous training, the only kind there is.
+        parallax_config: settings of the run.
+
+    Returns:
+        The runner, ``num_workers``, ``worker_id`` and ``num_replicas_per_worker``.
+
+    Raises:
+        ConfigError: ``sync`` is False, or as :func:`get_runner`.
+    """
+    from parallax.errors import ConfigError
+
+    if not sync:
+        raise ConfigError(
+            "Asynchronous training (sync=False) is not offered: it gives other numbers than one "
+            "device does.",
+            hint="use sync=True.",
+        )
+    runner = get_runner(step, resource_info=resource_info, config=parallax_config)
+    return runner, runner.num_workers, runner.worker_id, runner.num_replicas_per_worker
+
+
+def _meet(environment: WorkerEnvironment) -> World:
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and environment.local_world_size <= torch.cuda.device_count():
+        device = torch.device("cuda", environment.local_rank)
+        torch.cuda.set_device(device)
+    if environment.world_size == 1:
+        return single(device)
+    return connect(environment.rank, environment.world_size, device, environment.generation)
+
+
+def _describe(settings: Config) -> list[str]:
+    from parallax import __version__
+
+    return [
+        f"parallax {__version__}",
+        f"torch {torch.__version__}",
+        f"run_option {settings.run_option}",
+        f"average_dense={settings.average_dense} average_sparse={settings.average_sparse}",
+        f"seed={settings.seed}",
+    ]

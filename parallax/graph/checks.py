@@ -1,0 +1,166 @@
+"""Refuse, before anything is changed, what parallax does not distribute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.nn.parameter import UninitializedTensorMixin
+from torch.utils import _pytree as pytree
+
+from parallax.errors import BatchError, ModelError, UnsupportedError, VariableError
+from parallax.graph.discovery import StepObjects
+from parallax.graph.state import Leaf, leaves, parameter_names
+from parallax.graph.torch_internals import raw_ptr_ranges
+
+_TRAINABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_QUASI = (torch.optim.LBFGS,)
+
+
+def check_state(objects: StepObjects) -> None:
+    """Check models and optimizers.
+
+    Raises:
+        ModelError: there is nothing to train, or a parameter is not initialised.
+        VariableError: a parameter's dtype, device or storage cannot be distributed.
+        UnsupportedError: an optimizer or module works in a way that cannot be captured.
+    """
+    for root, model in objects.models.items():
+        for path, module in model.named_modules():
+            _check_module(f"{root}.{path}" if path else root, module)
+    state = leaves(objects)
+    parameters = [leaf for leaf in state.values() if leaf.kind == "parameter"]
+    if not any(leaf.value.requires_grad for leaf in parameters):
+        raise ModelError(
+            "There is nothing to train: no parameter that the step reaches requires a gradient.",
+            hint="unfreeze some parameters (parameter.requires_grad_(True)), or pass the model: "
+            "parallax.get_runner(step, model=model).",
+        )
+    for leaf in parameters:
+        _check_parameter(leaf)
+    _check_devices(parameters)
+    _check_storage(parameters)
+    _check_optimizers(objects)
+
+
+def _check_module(name: str, module: torch.nn.Module) -> None:
+    if getattr(module, "max_norm", None) is not None and isinstance(
+        module, torch.nn.Embedding | torch.nn.EmbeddingBag
+    ):
+        raise UnsupportedError(
+            f"The embedding {name!r} has max_norm, which rewrites the rows that a batch looks up "
+            "during the forward pass: every worker would rewrite others.",
+            hint="drop max_norm and normalise the looked-up rows instead, "
+            "torch.nn.functional.normalize(embedding(ids), dim=-1) * max_norm; or clip rows after "
+            "optimizer.step().",
+        )
+    if isinstance(module, torch.nn.parallel.DistributedDataParallel):
+        raise UnsupportedError(
+            f"{name!r} is wrapped in DistributedDataParallel.",
+            hint="pass the plain module: parallax distributes it itself.",
+        )
+
+
+def _check_parameter(leaf: Leaf) -> None:
+    value = leaf.value
+    if isinstance(value, UninitializedTensorMixin):
+        raise ModelError(
+            f"The parameter {leaf.name!r} is lazy: it has no shape yet.",
+            hint="run the model once on a batch before parallax.get_runner().",
+        )
+    if value.dtype.is_complex:
+        raise VariableError(
+            f"The parameter {leaf.name!r} is complex ({value.dtype}).",
+            hint="keep it as a real parameter with a last dimension of 2 and use "
+            "torch.view_as_complex() in the model.",
+        )
+    if value.requires_grad and value.dtype not in _TRAINABLE:
+        raise VariableError(
+            f"The parameter {leaf.name!r} has dtype {value.dtype}, which is not trained.",
+            hint="train float16, bfloat16, float32 or float64 parameters.",
+        )
+    if not value.dtype.is_floating_point:
+        raise VariableError(
+            f"The parameter {leaf.name!r} holds integers ({value.dtype}) and cannot be trained.",
+            hint="register it as a buffer (module.register_buffer) instead of a parameter.",
+        )
+    if value.layout is not torch.strided:
+        raise VariableError(f"The parameter {leaf.name!r} is a sparse tensor.")
+    hooks = [value._backward_hooks, value._post_accumulate_grad_hooks]
+    if any(hooks):
+        raise UnsupportedError(
+            f"The parameter {leaf.name!r} has gradient hooks, which would see local gradients.",
+            hint="remove them and work on parameter.grad in the step after backward(), where "
+            "gradients are those of all workers.",
+        )
+
+
+def _check_devices(parameters: list[Leaf]) -> None:
+    by_device: dict[torch.device, str] = {}
+    for leaf in parameters:
+        if leaf.value.device.type != "meta":
+            by_device.setdefault(leaf.value.device, leaf.name)
+    if len(by_device) > 1:
+        places = ", ".join(f"{name!r} on {device}" for device, name in by_device.items())
+        raise VariableError(
+            f"Parameters are on several devices: {places}.",
+            hint="one worker drives one device; move the model to it.",
+        )
+
+
+def _check_storage(parameters: list[Leaf]) -> None:
+    ranges = sorted(
+        (found, leaf.name)
+        for leaf in parameters
+        if (found := raw_ptr_ranges(leaf.value)) is not None
+    )
+    for (first, left), (second, right) in zip(ranges, ranges[1:], strict=False):
+        if second[0] < first[1]:
+            raise VariableError(
+                f"The parameters {left!r} and {right!r} are views of the same memory, so an update "
+                "of one would change the other.",
+                hint="tie them by using one Parameter in both places, or clone() one of them.",
+            )
+
+
+def _check_optimizers(objects: StepObjects) -> None:
+    names = parameter_names(objects)
+    owner: dict[int, str] = {}
+    for root, optimizer in objects.optimizers.items():
+        if isinstance(optimizer, _QUASI):
+            raise UnsupportedError(
+                f"The optimizer {root!r} is {type(optimizer).__name__}, which calls the model "
+                "several times in one step, depending on the loss.",
+                hint="use an optimizer that steps once per gradient, such as Adam or SGD.",
+            )
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                other = owner.setdefault(id(parameter), root)
+                if other != root:
+                    name = names.get(id(parameter), "a parameter")
+                    raise UnsupportedError(
+                        f"Two optimizers, {other!r} and {root!r}, update {name!r}.",
+                        hint="give each parameter to one optimizer.",
+                    )
+
+
+def check_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Check the tensors of a batch.
+
+    Raises:
+        BatchError: a tensor is sparse, or computed with gradients outside the step.
+    """
+    for index, item in enumerate(pytree.tree_leaves((args, dict(kwargs)))):
+        if not isinstance(item, torch.Tensor):
+            continue
+        if item.layout is not torch.strided:
+            raise BatchError(
+                f"Tensor {index} of the batch is sparse ({item.layout}).",
+                hint="pass its indices and values, and build the sparse tensor in the step.",
+            )
+        if item.grad_fn is not None:
+            raise BatchError(
+                f"Tensor {index} of the batch was computed with gradients outside the step.",
+                hint="move that computation into the step, or detach() it.",
+            )

@@ -1,0 +1,112 @@
+"""Find changes of shared state that would differ between workers.
+
+A value is *local* when it follows from this worker's batch or random numbers, until a gradient is
+aggregated. Parameters and their slots must only ever be changed by values that are equal on all
+workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.errors import SourceLine, VariableError
+from parallax.graph.stages import is_write
+from parallax.graph.state import Leaf
+from parallax.graph.step_graph import StepGraph
+from parallax.ops import marks
+
+aten: Any = torch.ops.aten
+
+
+def check_agreement(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
+    """Check what changes parameters and slots.
+
+    Raises:
+        VariableError: one is changed by a value that differs between workers.
+    """
+    inputs = step.placeholders()
+    names = {
+        node: item.name
+        for item, node in zip(step.inputs, inputs, strict=True)
+        if item.kind == "state"
+    }
+    local: set[Node] = {
+        node for item, node in zip(step.inputs, inputs, strict=True) if item.kind == "batch"
+    }
+    base: dict[Node, Node] = {}
+    for node in step.graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is marks.GRADIENT:
+            continue
+        tainted = _is_random(node) or any(source in local for source in node.all_input_nodes)
+        if tainted:
+            local.add(node)
+        written = _written(node)
+        if written is None:
+            _follow_view(node, base)
+            continue
+        target = base.get(written, written)
+        base[node] = target
+        if not tainted or (written in local and len(node.all_input_nodes) == 1):
+            continue
+        local.add(target)
+        name = names.get(target)
+        leaf = leaves.get(name) if name is not None else None
+        if leaf is not None and (leaf.kind == "slot" or _is_trained(leaf)):
+            raise _error(leaf, node)
+    _check_outputs(step, leaves, local)
+
+
+def _is_trained(leaf: Leaf) -> bool:
+    return leaf.kind == "parameter" and bool(leaf.value.requires_grad)
+
+
+def _check_outputs(step: StepGraph, leaves: Mapping[str, Leaf], local: set[Node]) -> None:
+    values: Any = next(node for node in step.graph.nodes if node.op == "output").args[0]
+    for output, value in zip(step.outputs, values, strict=True):
+        if output.kind == "state" and value in local:
+            leaf = leaves.get(output.name)
+            if leaf is not None and leaf.kind == "slot":
+                raise _error(leaf, value)
+
+
+def _written(node: Node) -> Node | None:
+    if not is_write(node):
+        return None
+    target = node.kwargs.get("out", node.args[0] if node.args else None)
+    return target if isinstance(target, Node) else None
+
+
+def _follow_view(node: Node, base: dict[Node, Node]) -> None:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not node.args or not isinstance(node.args[0], Node):
+        return
+    if any(result.alias_info is not None for result in schema.returns):
+        base[node] = base.get(node.args[0], node.args[0])
+
+
+def _is_random(node: Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _error(leaf: Leaf, node: Node) -> VariableError:
+    kind = "parameter" if leaf.kind == "parameter" else "optimizer state"
+    operation = str(node.target).removeprefix("aten.")
+    return VariableError(
+        f"The step changes the {kind} {leaf.name!r} outside its gradient's way, by a value that "
+        f"follows from this worker's batch or random numbers ({operation}): workers would drift "
+        "apart.",
+        hint="change parameters by an optimizer, from gradients of loss.backward(), or by values "
+        "that do not depend on the batch; keep such state in a buffer instead.",
+        where=_line(node),
+    )
+
+
+def _line(node: Node) -> SourceLine | None:
+    place = node.meta.get("user_line")
+    return place if isinstance(place, SourceLine) else None

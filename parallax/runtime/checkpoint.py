@@ -1,0 +1,187 @@
+"""The full single-device state of a run, gathered from and given back to its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from parallax.errors import CheckpointError
+from parallax.graph.discovery import StepObjects
+from parallax.graph.state import Leaf
+from parallax.runtime.comm import World
+from parallax.runtime.state_table import StateTable
+
+
+def read_state(objects: StepObjects, state: StateTable, world: World) -> dict[str, Any]:
+    """Everything by the name the step uses; sharded tensors are gathered by all workers."""
+    state.refresh()
+    result: dict[str, Any] = {}
+    names = {
+        id(leaf.value): leaf.name
+        for leaf in state.leaves.values()
+        if isinstance(leaf.value, torch.Tensor)
+    }
+
+    def whole(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor):
+            return item
+        name = names.get(id(item))
+        if name in state.shards:
+            assert name is not None
+            return gather(state, name, world)
+        return item.detach().clone()
+
+    for name, model in objects.models.items():
+        result[name] = pytree.tree_map(whole, dict(model.state_dict(keep_vars=True)))
+    for name, optimizer in objects.optimizers.items():
+        result[name] = pytree.tree_map(whole, optimizer.state_dict())
+    for leaf in _loose(state):
+        result[leaf.name] = whole(leaf.value)
+    return result
+
+
+def _loose(state: StateTable) -> list[Leaf]:
+    """State outside of models and optimizers: moving averages, lone parameters."""
+    models = set(state.objects.models)
+    return [
+        leaf
+        for leaf in state.leaves.values()
+        if leaf.kind == "tensor" or (leaf.kind == "parameter" and leaf.root not in models)
+    ]
+
+
+def gather(state: StateTable, name: str, world: World) -> torch.Tensor:
+    """A sharded leaf as a whole, on every worker."""
+    shard, layout = state.shards[name], state.layouts[name]
+    if world.size == 1:
+        return layout.assemble([shard])
+    counts = [layout.local_rows(worker) for worker in range(world.size)]
+    most = max(counts)
+    sent = shard.new_zeros((most, *shard.shape[1:]))
+    sent[: len(shard)] = shard
+    received = shard.new_empty((world.size * most, *shard.shape[1:]))
+    world.all_gather(received, sent, "state").wait()
+    parts = [part[:count] for part, count in zip(received.split(most), counts, strict=True)]
+    return layout.assemble(parts)
+
+
+def load_state(objects: StepObjects, state: StateTable, given: Mapping[str, Any]) -> None:
+    """Check everything, then take it; sharded tensors keep their rows only."""
+    state.refresh()
+    problems: list[str] = []
+    loose = {leaf.name: leaf for leaf in _loose(state)}
+    expected = {*objects.models, *objects.optimizers, *loose}
+    problems += [f"missing {name!r}" for name in sorted(expected - set(given))]
+    problems += [f"unexpected {name!r}" for name in sorted(set(given) - expected)]
+    for name, model in objects.models.items():
+        if name in given:
+            own = model.state_dict(keep_vars=True)
+            problems += _compare(f"{name}.", own, given[name])
+    for name, leaf in loose.items():
+        if name in given:
+            problems += _compare("", {name: leaf.value}, {name: given[name]})
+    for name, optimizer in objects.optimizers.items():
+        if name in given:
+            problems += _compare_optimizer(name, optimizer, given[name])
+    if problems:
+        more = f" and {len(problems) - 10} more" if len(problems) > 10 else ""
+        raise CheckpointError(
+            "The state does not fit this run: " + "; ".join(problems[:10]) + more + ".",
+            hint="load the state of the same models and optimizers, under the same names; nothing "
+            "was changed.",
+        )
+    _take(objects, state, given, loose)
+
+
+def _take(
+    objects: StepObjects, state: StateTable, given: Mapping[str, Any], loose: Mapping[str, Leaf]
+) -> None:
+    by_id = {
+        id(leaf.value): leaf.name
+        for leaf in state.leaves.values()
+        if isinstance(leaf.value, torch.Tensor)
+    }
+
+    def copy(target: torch.Tensor, value: torch.Tensor) -> None:
+        name = by_id.get(id(target), "")
+        with torch.no_grad():
+            if name in state.shards:
+                rows = state.layouts[name].take(value, state.worker)
+                state.shards[name].copy_(rows)
+            else:
+                target.copy_(value)
+
+    for name, model in objects.models.items():
+        for key, target in model.state_dict(keep_vars=True).items():
+            if isinstance(target, torch.Tensor):
+                copy(target, given[name][key])
+    for name, leaf in loose.items():
+        copy(leaf.value, given[name])
+    for name, optimizer in objects.optimizers.items():
+        _take_optimizer(state, optimizer, given[name])
+    state.refresh()
+
+
+def _take_optimizer(
+    state: StateTable, optimizer: torch.optim.Optimizer, given: Mapping[str, Any]
+) -> None:
+    # Slots go to the device and dtype of their parameter; a sharded one has neither any more.
+    optimizer.load_state_dict(_on_meta_shards(given))
+    del state
+
+
+def _on_meta_shards(given: Mapping[str, Any]) -> dict[str, Any]:
+    copied: dict[str, Any] = pytree.tree_map(
+        lambda item: item.detach().clone() if isinstance(item, torch.Tensor) else item, dict(given)
+    )
+    return copied
+
+
+def _compare(prefix: str, own: Mapping[str, Any], given: Any) -> list[str]:
+    if not isinstance(given, Mapping):
+        return [f"{prefix or 'a tensor'} is a {type(given).__name__}, not a state dict"]
+    problems = [f"missing '{prefix}{key}'" for key in own if key not in given]
+    problems += [f"unexpected '{prefix}{key}'" for key in given if key not in own]
+    for key, target in own.items():
+        value = given.get(key)
+        if not isinstance(target, torch.Tensor) or value is None:
+            continue
+        if not isinstance(value, torch.Tensor):
+            problems.append(f"'{prefix}{key}' is a {type(value).__name__}, not a tensor")
+        elif value.shape != target.shape:
+            problems.append(
+                f"'{prefix}{key}' has shape {tuple(value.shape)}, expected {tuple(target.shape)}"
+            )
+        elif value.dtype is not target.dtype:
+            problems.append(f"'{prefix}{key}' is {value.dtype}, expected {target.dtype}")
+    return problems
+
+
+def _compare_optimizer(name: str, optimizer: torch.optim.Optimizer, given: Any) -> list[str]:
+    if not isinstance(given, Mapping) or not {"state", "param_groups"} <= set(given):
+        return [f"{name!r} is no optimizer state"]
+    own = optimizer.state_dict()
+    problems = []
+    sizes: Callable[[Any], list[int]] = lambda s: [len(g["params"]) for g in s["param_groups"]]  # noqa: E731
+    if sizes(own) != sizes(given):
+        problems.append(
+            f"{name!r} has parameter groups of {sizes(given)} parameters, expected {sizes(own)}"
+        )
+    settings = {key for group in own["param_groups"] for key in group}
+    found = {key for group in given["param_groups"] for key in group}
+    if settings - found:
+        missing = ", ".join(sorted(settings - found))
+        problems.append(f"{name!r} is the state of another kind of optimizer (it lacks {missing})")
+    for index, slots in own["state"].items():
+        other = given["state"].get(index)
+        if other is None:
+            continue  # an optimizer that has not stepped yet
+        for key, slot in slots.items():
+            if isinstance(slot, torch.Tensor) and key in other:
+                problems += _compare(f"{name}.{index}.", {key: slot}, {key: other[key]})
+            elif key not in other:
+                problems.append(f"missing '{name}.{index}.{key}'")
+    return problems

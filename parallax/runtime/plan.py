@@ -1,0 +1,148 @@
+"""What a person can look at: the plan as a table, the rewritten graph as text."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from rich.console import Console
+from rich.table import Table
+
+from parallax.errors import ConfigError
+from parallax.graph.step_graph import StepGraph
+from parallax.graph.variables import Variable
+from parallax.runtime.rows import RowExchange
+from parallax.strategy.cost import bytes_per_step
+from parallax.strategy.data import Strategy, VariableStrategy
+
+
+def measured(
+    variables: Mapping[str, Variable], exchanges: Iterable[RowExchange]
+) -> dict[str, Variable]:
+    """The variables with the sparsity that row exchanges measured."""
+    result = dict(variables)
+    for exchange in exchanges:
+        for table, touched in zip(exchange.spec.tables, exchange.touched, strict=True):
+            if exchange.steps and table.name in result:
+                alpha = touched / exchange.steps
+                result[table.name] = replace(result[table.name], sparsity=alpha)
+    return result
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One variable's line of the plan."""
+
+    variable: Variable
+    choice: VariableStrategy
+    bytes_per_step: float
+
+
+class Plan:
+    """How each variable is synchronised, and why. ``print(plan)`` shows the table."""
+
+    def __init__(
+        self,
+        variables: Mapping[str, Variable],
+        strategy: Strategy | None,
+        workers: int,
+        run_option: str,
+    ) -> None:
+        self.strategy = strategy
+        self.workers = workers
+        self.run_option = run_option
+        self.rows: tuple[PlanRow, ...] = ()
+        if strategy is not None:
+            self.rows = tuple(
+                PlanRow(
+                    variable,
+                    strategy.variables[name],
+                    bytes_per_step(variable, strategy.variables[name], workers),
+                )
+                for name, variable in variables.items()
+            )
+
+    @property
+    def bytes_per_step(self) -> float:
+        """Bytes that one worker sends per step by the formulas, control words left out."""
+        return sum(row.bytes_per_step for row in self.rows)
+
+    def table(self) -> Table:
+        """The plan as a rich table.
+
+        Raises:
+            ConfigError: no step has run yet, so nothing is decided.
+        """
+        if self.strategy is None:
+            raise ConfigError(
+                "There is no plan yet.",
+                hint="it is made by the first runner.run(), which sees how variables are used.",
+            )
+        total = _bytes(self.bytes_per_step)
+        table = Table(
+            title=f"{self.run_option} on {self.workers} worker{'s'[: self.workers > 1]}, "
+            f"{total} sent per worker and step",
+            title_justify="left",
+        )
+        for name in ("variable", "shape", "kind", "α", "synchroniser", "owners", "bytes/step"):
+            table.add_column(name, justify="right" if name in ("α", "bytes/step") else "left")
+        table.add_column("why")
+        for row in self.rows:
+            table.add_row(*self._cells(row))
+        return table
+
+    def _cells(self, row: PlanRow) -> list[str]:
+        variable, choice = row.variable, row.choice
+        alpha = "" if variable.sparsity is None else f"{variable.sparsity:.3g}"
+        names = " = ".join((variable.name, *variable.aliases))
+        owners = ""
+        if choice.owners:
+            split = {"whole": "", "cyclic": ", row mod", "block": ", blocks"}[choice.partition]
+            workers = ",".join(map(str, choice.owners))
+            if len(choice.owners) == self.workers and self.workers > 1:
+                workers = "all"
+            owners = workers + split
+        return [
+            names,
+            "×".join(map(str, variable.shape)) or "scalar",
+            "sparse" if variable.sparse else "dense",
+            alpha,
+            choice.synchronizer if self.workers > 1 else "local",
+            owners if self.workers > 1 else "",
+            _bytes(row.bytes_per_step),
+            choice.why,
+        ]
+
+    def __str__(self) -> str:
+        out = io.StringIO()
+        Console(file=out, width=160).print(self.table())
+        return out.getvalue().rstrip()
+
+    __repr__ = __str__
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.2f} GB"
+
+
+class GraphView:
+    """A graph for a person to read."""
+
+    def __init__(self, step: StepGraph | None) -> None:
+        self._step = step
+
+    def __str__(self) -> str:
+        if self._step is None:
+            return "no step has run yet"
+        return str(self._step.graph_module.code).strip()
+
+    __repr__ = __str__
+
+    def print(self) -> None:
+        """Print the rewritten graph as Python."""
+        print(str(self))

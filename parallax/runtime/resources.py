@@ -1,0 +1,41 @@
+"""The runtime object of each description that a rewritten graph asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.ops.resources import BucketsSpec, CombineSpec, PullSpec, ResourceSpec, RowsSpec
+from parallax.runtime.comm import World
+from parallax.runtime.control import StepControl
+from parallax.runtime.dense import Buckets, Combiner, ValuePull
+from parallax.runtime.rows import RowExchange
+
+
+class ResourcePool:
+    """Makes runtime objects; graphs that ask for equal ones (a new batch shape) share them."""
+
+    def __init__(self, world: World, control: StepControl) -> None:
+        self._world = world
+        self._control = control
+        self._made: dict[tuple[int, ResourceSpec], Any] = {}
+
+    def get(self, position: int, spec: ResourceSpec) -> Any:
+        """The object for ``spec`` at a position among its graph's resources."""
+        key = (position, spec)
+        if key not in self._made:
+            self._made[key] = self._make(spec)
+        return self._made[key]
+
+    def _make(self, spec: ResourceSpec) -> Any:
+        if isinstance(spec, RowsSpec):
+            return RowExchange(spec, self._world, self._control)
+        if isinstance(spec, BucketsSpec):
+            return Buckets(spec, self._world, self._control)
+        if isinstance(spec, PullSpec):
+            return ValuePull(spec, self._world)
+        assert isinstance(spec, CombineSpec)
+        return Combiner(spec, self._world)
+
+    def exchanges(self) -> list[RowExchange]:
+        """All row exchanges, for the sparsity they measure."""
+        return [made for made in self._made.values() if isinstance(made, RowExchange)]

@@ -1,0 +1,320 @@
+"""The Runner: captures the step when a batch first needs it, decides once, and runs it."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallax.config import Config
+from parallax.errors import DisagreementError, UnsupportedError
+from parallax.graph.capture import capture
+from parallax.graph.checks import check_batch, check_state
+from parallax.graph.discovery import StepObjects
+from parallax.graph.state import aliases
+from parallax.graph.variables import Analysis, Variable, analyze
+from parallax.rewrite.agreement import check_agreement
+from parallax.rewrite.context import WorkerGraph
+from parallax.rewrite.pipeline import rewrite
+from parallax.runtime.checkpoint import load_state, read_state
+from parallax.runtime.comm import World, digest
+from parallax.runtime.control import StepControl, batch_weight
+from parallax.runtime.deferral import deferred_device
+from parallax.runtime.plan import GraphView, Plan, measured
+from parallax.runtime.program import Program
+from parallax.runtime.resources import ResourcePool
+from parallax.runtime.signature import Signature, SignatureReader, structure
+from parallax.runtime.start import (
+    agree_on,
+    agree_on_batch,
+    describe_state,
+    take_values_of_chief,
+)
+from parallax.runtime.state_table import StateTable
+from parallax.strategy.builders import BUILDERS
+from parallax.strategy.data import Strategy
+from parallax.strategy.verify import verify
+
+MAX_PROGRAMS = 32
+
+logger = logging.getLogger("parallax")
+
+
+class Runner:
+    """Runs a training step on this worker, together with all others.
+
+    Made by :func:`parallax.get_runner`. The first call of :meth:`run` captures the step, agrees
+    with the other workers, decides how each variable is synchronised and rewrites the graph;
+    later calls replay it. A batch of another shape, or another train/eval mode, is captured when
+    it comes and kept (the 32 used last).
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        objects: StepObjects,
+        config: Config,
+        world: World,
+        data_sizes: Callable[[], list[str]] = list,
+    ) -> None:
+        self._step = step
+        self._objects = objects
+        self._config = config
+        self._world = world
+        self._data_sizes = data_sizes
+        check_state(objects)
+        self._state = StateTable(objects, world.rank, world.size)
+        self._signatures = SignatureReader(objects)
+        self._programs: OrderedDict[Signature, list[Program]] = OrderedDict()
+        self._control = StepControl(world, 1)
+        self._resources = ResourcePool(world, self._control)
+        self._strategy: Strategy | None = None
+        self._variables: dict[str, Variable] = {}
+        self._steps = 0
+        self._captures = 0
+        self._last: Program | None = None
+        self._noted: set[str] = set()
+        self._devices = {
+            leaf.name: device
+            for leaf in self._state.leaves.values()
+            if isinstance(leaf.value, torch.Tensor)
+            and (device := deferred_device(leaf.value)) is not None
+        }
+        self._seed()
+
+    # -- Who we are -----------------------------------------------------------------------
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers."""
+        return self._world.size
+
+    @property
+    def worker_id(self) -> int:
+        """This worker's number, from 0; worker 0 is the chief."""
+        return self._world.rank
+
+    @property
+    def num_replicas_per_worker(self) -> int:
+        """Model replicas that one worker drives: one, each worker has one device."""
+        return 1
+
+    # -- Running --------------------------------------------------------------------------
+
+    def run(self, *batch: Any, **named: Any) -> Any:
+        """Run one step on this worker's batch.
+
+        Args:
+            batch, named: what the step takes; each worker passes its own part of the data.
+
+        Returns:
+            What the step returns, computed from this worker's batch; tensors carry no gradient.
+
+        Raises:
+            ModelError: the step cannot be captured or distributed; found at its first call.
+            DataError: the batch does not fit, or looks up a row that does not exist. Nothing was
+                updated in this step, on any worker.
+            PeerError: another worker failed.
+        """
+        if self._state.refresh_if_replaced():
+            self._rebind()
+        signature, flat = self._signatures.read(batch, named)
+        program = self._program(signature, batch, named)
+        self._control.begin(program.digest, self._steps, batch_weight(flat))
+        result = program.run(flat)
+        self._steps += 1
+        return result
+
+    def _program(
+        self, signature: Signature, batch: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> Program:
+        candidates = self._programs.get(signature)
+        if candidates is not None:
+            self._programs.move_to_end(signature)
+            for program in candidates:
+                if program.guards_hold():
+                    self._last = program
+                    return program
+        program = self._prepare(batch, named)
+        self._programs.setdefault(signature, []).append(program)
+        while len(self._programs) > MAX_PROGRAMS:
+            self._programs.popitem(last=False)
+        self._last = program
+        return program
+
+    def _prepare(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Program:
+        check_batch(batch, named)
+        description = structure(batch, named)
+        if self._strategy is None and self.num_workers > 1:
+            self._compare(description, batch, named)
+        step = capture(self._step, self._objects, batch, named, self._devices)
+        self._captures += 1
+        for note in step.notes:
+            if note not in self._noted:
+                self._noted.add(note)
+                logger.warning(note)
+        if self.num_workers > 1:
+            check_agreement(step, self._state.leaves)
+        analysis = analyze(step, self._state.leaves, aliases(self._objects))
+        self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
+        first = self._strategy is None
+        strategy = self._decide(analysis)
+        rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
+        self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
+        self._state.shard(rewritten.sharded, rewritten.views)
+        self._state.materialize(self._devices)
+        if first:
+            self._rebind()
+        return self._bind(rewritten, description)
+
+    def _bind(self, rewritten: WorkerGraph, description: str) -> Program:
+        resources = [
+            self._resources.get(index, spec) for index, spec in enumerate(rewritten.resources)
+        ]
+        assert self._strategy is not None
+        identity = f"{description}\n{self._strategy.to_json()!r}\n{rewritten.resources}"
+        value = int(digest(identity), 16) & 0x7FFFFFFFFFFFFFFF
+        return Program(rewritten.step, self._state, resources, value)
+
+    def _rebind(self) -> None:
+        for programs in self._programs.values():
+            for program in programs:
+                program.rebind()
+
+    # -- Before the first step --------------------------------------------------------------
+
+    def _seed(self) -> None:
+        """Give every worker random numbers of its own, all from one seed."""
+        base = self._config.seed
+        if self.num_workers > 1:
+            own = base if base is not None else torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
+            base = int(self._world.texts("seed", str(own))[0])
+        if base is not None:
+            torch.manual_seed((base + self.worker_id) & 0x7FFFFFFFFFFFFFFF)
+            random.seed(base + self.worker_id)
+
+    def _compare(self, description: str, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        world = self._world
+        agree_on(
+            world,
+            "models",
+            describe_state(self._state.leaves),
+            "build the same model and optimizer with the same settings on every worker.",
+        )
+        agree_on(
+            world,
+            "data sizes",
+            self._data_sizes(),
+            "give every worker the same dataset; parallax.shard() splits it.",
+        )
+        agree_on_batch(world, description)
+        differing = take_values_of_chief(world, self._state.leaves)
+        if differing:
+            shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
+            logger.info("first values differed between workers; all took worker 0's: %s", shown)
+        weight = batch_weight(torch.utils._pytree.tree_leaves((batch, dict(named))))
+        usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
+        self._control.usual_weight = usual
+
+    def _decide(self, analysis: Analysis) -> Strategy:
+        """The strategy: built once by the chief, read by all; checked against every new graph."""
+        variables = list(analysis.variables.values())
+        if self._strategy is None:
+            built = BUILDERS[self._config.run_option](variables, self.num_workers, self._config)
+            texts = self._world.texts("strategy", built.to_json().decode())
+            strategy = Strategy.from_json(texts[0])
+            verify(strategy, variables, self.num_workers)
+            if built != strategy:
+                raise DisagreementError(
+                    f"Worker {self.worker_id} would synchronise variables in another way than "
+                    "worker 0 does.",
+                    hint="start every worker with the same Config and the same versions.",
+                )
+            self._strategy = strategy
+            self._variables = analysis.variables
+            self._dump("strategy", lambda: strategy.to_json().decode(), "json")
+        elif self.num_workers > 1:
+            self._check_still_fits(analysis)
+            self._variables = analysis.variables
+        return self._strategy
+
+    def _check_still_fits(self, analysis: Analysis) -> None:
+        assert self._strategy is not None
+        for name, variable in analysis.variables.items():
+            choice = self._strategy.variables[name].synchronizer
+            if variable.trainable and choice == "none":
+                raise UnsupportedError(
+                    f"{name!r} receives its first gradient only now; the plan was made without it.",
+                    hint="let the first batch use every variable that is trained.",
+                )
+            sharded = choice in ("rows", "owner")
+            sparse = choice in ("rows", "allgather")
+            if variable.trainable and (
+                (sharded and variable.shard_obstacle) or (sparse and not variable.sparse)
+            ):
+                reason = variable.shard_obstacle or variable.dense_reason
+                raise UnsupportedError(
+                    f"The update of {name!r} was sharded, but from this step on it cannot be: "
+                    f"{reason}.",
+                    hint='use parallax.Config(run_option="AR"), which replicates all variables.',
+                )
+
+    # -- Looking at it ------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """How each variable is synchronised and why, as a table: ``print(runner.plan)``.
+
+        Available after the first :meth:`run`; bytes and sparsity are measured, so they settle with
+        the first steps.
+        """
+        exchanges = self._resources.exchanges()
+        variables = measured(self._variables, exchanges)
+        return Plan(variables, self._strategy, self.num_workers, self._config.run_option)
+
+    @property
+    def graph(self) -> GraphView:
+        """The rewritten graph of the last step: ``runner.graph.print()``."""
+        return GraphView(None if self._last is None else self._last.step)
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes that this worker sent so far, by purpose."""
+        return dict(self._world.traffic.sent)
+
+    def _dump(self, stage: str, text: Callable[[], str], suffix: str = "txt") -> None:
+        if self._config.dump_dir is None:
+            return
+        directory = Path(self._config.dump_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        name = f"{self._captures:02d}_{stage}_worker{self.worker_id}.{suffix}"
+        (directory / name).write_text(text(), encoding="utf-8")
+
+    # -- State --------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The full single-device state of everything the step trains.
+
+        All workers must call it together; each receives the whole.
+
+        Returns:
+            For each model and optimizer, by the name that the step uses for it, what its own
+            ``state_dict()`` would be after training on one device; moving averages and other
+            tensors of the step by their names as well.
+        """
+        return read_state(self._objects, self._state, self._world)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take a state that :meth:`state_dict` gave, from a run with any number of workers.
+
+        Raises:
+            CheckpointError: names, shapes or dtypes do not fit; all problems are listed, and
+                nothing was changed.
+        """
+        load_state(self._objects, self._state, state)
+        self._rebind()

@@ -1,0 +1,137 @@
+"""What workers settle before the first step: that they run the same thing, from the same values.
+
+Differences are found here and named, not later by a hang or a wrong sum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from parallax.errors import BatchError, DisagreementError
+from parallax.graph.state import Leaf
+from parallax.runtime.comm import World
+from parallax.runtime.deferral import common_seeds
+
+_CHUNK = 1 << 22
+
+
+def agree_on(world: World, topic: str, lines: Sequence[str], hint: str) -> None:
+    """Compare lines of text between all workers.
+
+    Raises:
+        DisagreementError: on every worker; names the first that differs from worker 0, and how.
+    """
+    found = _difference(world, topic, lines)
+    if found is not None:
+        worker, own, chief = found
+        raise DisagreementError(
+            f"Workers differ in {topic}: worker {worker} has {own}, worker 0 has {chief}.",
+            hint=hint,
+        )
+
+
+def agree_on_batch(world: World, description: str) -> None:
+    """Compare the structure of the first batch.
+
+    Raises:
+        BatchError: on every worker; names the first that differs from worker 0, and how.
+    """
+    found = _difference(world, "the structure of the batch", [description])
+    if found is not None:
+        worker, own, chief = found
+        raise BatchError(
+            f"Batches differ in structure between workers: worker {worker} passes {own}, worker 0 "
+            f"passes {chief}.",
+            hint="give every worker's runner.run() the same nesting, dtypes and ranks.",
+        )
+
+
+def _difference(world: World, topic: str, lines: Sequence[str]) -> tuple[int, str, str] | None:
+    texts = world.texts(topic.replace(" ", "-"), "\n".join(lines))
+    chief = texts[0].split("\n")
+    for worker, text in enumerate(texts):
+        own = text.split("\n")
+        for index in range(max(len(own), len(chief))):
+            left = own[index] if index < len(own) else "nothing"
+            right = chief[index] if index < len(chief) else "nothing"
+            if left != right:
+                return worker, left, right
+    return None
+
+
+def describe_code(step: Callable[..., Any]) -> list[str]:
+    """The user's script and the file that defines the step, with hashes of their text."""
+    files = {getattr(sys.modules.get("__main__"), "__file__", None)}
+    code = getattr(getattr(step, "__func__", step), "__code__", None)
+    files.add(getattr(code, "co_filename", None))
+    lines = []
+    for file in sorted(str(f) for f in files if f):
+        path = Path(file)
+        if path.is_file():
+            text = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+            lines.append(f"file {path.name} with hash {text}")
+    return lines
+
+
+def describe_state(leaves: Mapping[str, Leaf]) -> list[str]:
+    """Every piece of state with its shape and dtype."""
+    lines = []
+    for leaf in leaves.values():
+        value = leaf.value
+        if isinstance(value, torch.Tensor):
+            kind = "frozen " if leaf.kind == "parameter" and not value.requires_grad else ""
+            shape = tuple(value.shape)
+            dtype = str(value.dtype).removeprefix("torch.")
+            lines.append(f"{kind}{leaf.kind} {leaf.name} of shape {shape} and {dtype}")
+        elif leaf.kind == "group":
+            lines.append(f"{leaf.name} = {value}")
+    return lines
+
+
+def take_values_of_chief(world: World, leaves: Mapping[str, Leaf]) -> list[str]:
+    """Let every worker start from worker 0's values; only what differs is sent.
+
+    Returns:
+        Names of the leaves that differed on some worker.
+    """
+    tensors = {n: x.value for n, x in leaves.items() if isinstance(x.value, torch.Tensor)}
+    deferred = [value for value in tensors.values() if value.device.type == "meta"]
+    seeds = world.texts("seeds", " ".join(map(str, common_seeds(deferred))))[0]
+    common_seeds(deferred, [int(word) for word in seeds.split()])
+    real = {n: value for n, value in tensors.items() if value.device.type != "meta"}
+    texts = world.texts("values", " ".join(str(_checksum(value)) for value in real.values()))
+    columns = [text.split() for text in texts]
+    differing = []
+    for index, (name, value) in enumerate(real.items()):
+        if len({column[index] for column in columns}) > 1:
+            differing.append(name)
+            _broadcast(world, value)
+    return differing
+
+
+def _checksum(value: torch.Tensor) -> int:
+    flat = value.detach().reshape(-1)
+    result = 0
+    for part in flat.split(_CHUNK):
+        data = part.cpu().contiguous().view(torch.uint8).numpy()
+        result = zlib.crc32(data, result)
+    return result
+
+
+def _broadcast(world: World, value: torch.Tensor) -> None:
+    """Worker 0's value, in chunks of our own dense buffers."""
+    whole = value.detach()
+    if whole.dim() == 0:
+        whole = whole.view(1)
+    rows = max(1, _CHUNK // max(whole[0].numel(), 1)) if len(whole) else 1
+    for first in range(0, len(whole), rows):
+        part = whole[first : first + rows].clone(memory_format=torch.contiguous_format)
+        world.broadcast(part, 0, "first values")
+        whole[first : first + rows] = part

@@ -1,0 +1,57 @@
+"""Check a strategy against the variables and workers that it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from parallax.errors import StrategyError
+from parallax.graph.variables import Variable
+from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
+
+
+def verify(strategy: Strategy, variables: Sequence[Variable], workers: int) -> None:
+    """Check that a strategy fits.
+
+    Raises:
+        StrategyError: it is for another model or number of workers, or contradicts itself; lists
+            every problem by variable.
+    """
+    problems = []
+    if strategy.replicas != workers:
+        problems.append(f"it is for {strategy.replicas} workers, there are {workers}")
+    known = {variable.name: variable for variable in variables}
+    problems += [f"no decision for {name!r}" for name in known if name not in strategy.variables]
+    problems += [f"no variable {name!r}" for name in strategy.variables if name not in known]
+    if not problems and strategy.fingerprint != fingerprint(variables):
+        problems.append("shapes or dtypes of the variables differ from those it was made for")
+    for name, choice in strategy.variables.items():
+        if name in known:
+            problems += [f"{name!r}: {text}" for text in _check(choice, known[name], workers)]
+    if problems:
+        raise StrategyError("The strategy does not fit: " + "; ".join(problems) + ".")
+
+
+def _check(choice: VariableStrategy, variable: Variable, workers: int) -> list[str]:
+    problems = []
+    if any(not 0 <= owner < workers for owner in choice.owners):
+        problems.append(f"owners {choice.owners} are not all among {workers} workers")
+    if len(set(choice.owners)) != len(choice.owners):
+        problems.append("an owner is named twice")
+    if choice.synchronizer in ("rows", "allgather") and not variable.sparse:
+        problems.append(f"{choice.synchronizer} is for sparse variables")
+    if choice.synchronizer == "allreduce" and variable.lazy:
+        problems.append("allreduce cannot sum sparse gradients (sparse=True)")
+    if choice.synchronizer in ("rows", "owner"):
+        if variable.shard_obstacle:
+            problems.append(f"its update cannot be sharded: {variable.shard_obstacle}")
+        if not choice.owners:
+            problems.append("it has no owner")
+    elif choice.owners:
+        problems.append(f"{choice.synchronizer} has no owners")
+    if choice.synchronizer == "rows" and (
+        choice.partition != "cyclic" or choice.owners != tuple(range(workers))
+    ):
+        problems.append("row servers need partition 'cyclic' over all workers in order")
+    if choice.synchronizer == "none" and variable.trainable:
+        problems.append("it receives a gradient but is not synchronised")
+    return problems

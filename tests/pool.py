@@ -1,0 +1,128 @@
+"""Several real workers for tests: processes that stay alive and run one function after another.
+
+Starting a process that imports torch takes seconds, so one pool of four serves the whole session;
+worlds of two or three workers are groups within it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing as mp
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from parallax.runtime.comm import World, over_group, single
+
+SIZE = 4
+DEADLINE = 240.0
+
+
+class WorkerFailure(Exception):
+    """Some workers raised; ``errors`` has (class name, text, traceback) by worker."""
+
+    def __init__(self, errors: dict[int, tuple[str, str, str]]) -> None:
+        self.errors = errors
+        super().__init__("\n".join(f"worker {w}: {e[2]}" for w, e in sorted(errors.items())))
+
+
+def _serve(rank: int, port: int, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    os.environ["PARALLAX_LOG_LEVEL"] = "ERROR"
+    store = dist.TCPStore("127.0.0.1", port, None, False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
+    worlds: dict[int, World] = {}
+    while True:
+        try:
+            order = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        size, module, name, args = order
+        try:
+            if size not in worlds:
+                group = dist.new_group(list(range(size)), use_local_synchronization=True)
+                worlds[size] = (
+                    single(torch.device("cpu"))
+                    if size == 1
+                    else over_group(group, torch.device("cpu"))
+                )
+            function = getattr(importlib.import_module(module), name)
+            pipe.send(("ok", function(worlds[size], *args)))
+        except BaseException as error:
+            text = traceback.format_exc()
+            pipe.send(("error", (type(error).__name__, str(error), text)))
+
+
+class Pool:
+    """Four worker processes; a failed run replaces them, since a collective may hang."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        context = mp.get_context("spawn")
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        for rank in range(SIZE):
+            here, there = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, self._store.port, there), daemon=True
+            )
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def run(self, size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Call ``function(world, *args)`` on ``size`` workers; their results in worker order.
+
+        Raises:
+            WorkerFailure: any of them raised.
+        """
+        for pipe in self._pipes[:size]:
+            pipe.send((size, function.__module__, function.__name__, args))
+        results: dict[int, Any] = {}
+        errors: dict[int, tuple[str, str, str]] = {}
+        open_pipes = {pipe: rank for rank, pipe in enumerate(self._pipes[:size])}
+        limit = DEADLINE
+        while open_pipes:
+            ready = wait(list(open_pipes), timeout=limit)
+            if not ready:
+                break
+            for pipe in ready:
+                rank = open_pipes.pop(pipe)
+                try:
+                    kind, value = pipe.recv()
+                except EOFError:
+                    kind, value = "error", ("EOFError", "the process ended", "ended")
+                (results if kind == "ok" else errors)[rank] = value
+            if errors:
+                limit = 20.0
+        if errors or open_pipes:
+            missing = dict.fromkeys(open_pipes.values(), ("Hang", "no answer", "no answer"))
+            if open_pipes:
+                self.close()
+                self._start()
+            raise WorkerFailure({**missing, **errors})
+        return [results[rank] for rank in range(size)]
+
+    def close(self) -> None:
+        """Stop all processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+
+
+def free_port() -> int:
+    """A port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,47 @@
+"""Invariant 1: k distributed steps give the numbers of k single-device steps on the whole batch."""
+
+from __future__ import annotations
+
+import equality
+import pytest
+from pool import Pool
+
+OPTIONS = ("HYBRID", "PS", "AR")
+# One optimizer of each family on every world size; all the others are in the long matrix.
+SHORT = {"momentum", "adam", "adagrad", "radam", "sparse_adam"}
+
+
+def _short(model: str, size: int) -> list[tuple[str, str, str]]:
+    return [
+        (m, optimizer, between)
+        for m, optimizer, between in equality.all_cases()
+        if m == model and optimizer in SHORT
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("model", equality.MODELS)
+@pytest.mark.parametrize("option", OPTIONS)
+def test_equals_one_device(pool: Pool, option: str, model: str, size: int) -> None:
+    cases = _short(model, size)
+    # Rotating over the matrix keeps the suite short; test_whole_matrix runs everything.
+    chosen = cases[(size + OPTIONS.index(option)) % 3 :: 3]
+    for found in pool.run(size, equality.compare, option, chosen):
+        assert set(found) == {"-".join(case) for case in chosen}
+        assert max(found.values()) < 1e-10, found
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_whole_matrix(pool: Pool, option: str, size: int) -> None:
+    cases = equality.all_cases()
+    worst: dict[str, float] = {}
+    for start in range(0, len(cases), 20):
+        part = cases[start : start + 20]
+        for found in pool.run(size, equality.compare, option, part):
+            for name, value in found.items():
+                worst[name] = max(value, worst.get(name, 0.0))
+    assert len(worst) == len(cases)
+    assert max(worst.values()) < 1e-10, {n: v for n, v in worst.items() if not v < 1e-10}
