@@ -165,20 +165,17 @@ class World:
         self._store.set(f"{key}/{self.rank}", text)
         keys = [f"{key}/{worker}" for worker in range(self.size)]
         deadline = time.monotonic() + START_TIMEOUT.total_seconds()
-        missing = keys
-        while missing:
-            try:
-                self._store.wait(missing, SLICE)
-                missing = []
-            except (RuntimeError, ValueError) as error:
-                missing = [k for k in keys if not self._store.check([k])]
-                if missing and time.monotonic() > deadline:
-                    absent = ", ".join(k.rpartition("/")[2] for k in missing)
-                    raise PeerError(
-                        f"Worker {self.rank} waited {START_TIMEOUT.total_seconds():.0f} s to agree "
-                        f"on {topic}; still missing: worker {absent}.",
-                        hint="see those workers' output for the cause.",
-                    ) from error
+        pause = 0.0005
+        while not self._store.check(keys):
+            if time.monotonic() > deadline:
+                absent = [k.rpartition("/")[2] for k in keys if not self._store.check([k])]
+                raise PeerError(
+                    f"Worker {self.rank} waited {START_TIMEOUT.total_seconds():.0f} s to agree on "
+                    f"{topic}; still missing: worker {', '.join(absent)}.",
+                    hint="see those workers' output for the cause.",
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
         return [self._store.get(k).decode() for k in keys]
 
     def barrier(self, topic: str) -> None:

@@ -71,14 +71,16 @@ class Program:
     def _put_back(self, results: Sequence[Any]) -> Any:
         step = self.step
         computed = []
-        created = False
+        state = dict(step.constants)
         for output, value in zip(step.outputs, results, strict=True):
             if output.kind == "return":
                 computed.append(value)
             elif output.kind == "state":
-                created |= self._put(output.name, value)
-        for name, value in step.constants.items():
-            created |= self._put(name, value)
+                state[output.name] = value
+        created = False
+        for name, place in step.new_leaves.items():  # in the order in which the step made them
+            created |= name not in self._state.leaves
+            self._state.put(name, state[name], place)
         if created:
             self._state.refresh()
         for call in step.calls:
@@ -87,11 +89,6 @@ class Program:
         values = iter(computed)
         flat = [next(values) if item is COMPUTED else item for item in step.return_constants]
         return pytree.tree_unflatten(flat, step.return_spec)
-
-    def _put(self, name: str, value: Any) -> bool:
-        known = name in self._state.leaves
-        self._state.put(name, value, self.step.new_leaves[name])
-        return not known
 
 
 def _call(call: HostCall, results: Sequence[Any]) -> None:
