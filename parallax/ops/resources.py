@@ -28,6 +28,7 @@ class TableSpec:
         lazy: gradients are sparse tensors (only touched rows are updated).
         padding: the row whose gradient is dropped, or None.
         wraps: negative ids count from the end, as in indexing; else they are errors.
+        touched: aggregated gradients are handed on as (row numbers, rows) of touched rows only.
     """
 
     name: str
@@ -38,6 +39,7 @@ class TableSpec:
     lazy: bool
     padding: int | None
     wraps: bool
+    touched: bool = False
 
     @property
     def width(self) -> int:
@@ -196,6 +198,20 @@ def combine(combiner: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]
     """Reductions over all shards from every worker's :func:`partial_reduction`."""
     result: list[torch.Tensor] = combiner.run(values)
     return result
+
+
+def spread_rows(
+    ids: torch.Tensor, rows: torch.Tensor, factors: Sequence[torch.Tensor], count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Touched rows before they are multiplied: all ``count`` rows if a factor is not finite.
+
+    Zero times infinity is NaN, so a dense gradient would become NaN in untouched rows as well.
+    """
+    if all(bool(torch.isfinite(factor).all()) for factor in factors):
+        return ids, rows
+    whole = rows.new_zeros((count, *rows.shape[1:]))
+    whole.index_copy_(0, ids, rows)
+    return torch.arange(count, device=ids.device), whole
 
 
 def coalesce(gradient: torch.Tensor) -> torch.Tensor:

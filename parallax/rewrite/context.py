@@ -47,6 +47,8 @@ class Rewriting:
     result: WorkerGraph
     phases: list[Phase] = field(default_factory=list)
     resource_nodes: list[Node] = field(default_factory=list)
+    touched: dict[str, tuple[Node, Node]] = field(default_factory=dict)
+    """Variables whose gradient arrives as (row numbers, rows) of touched rows."""
 
     @property
     def step(self) -> StepGraph:

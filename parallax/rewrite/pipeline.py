@@ -14,6 +14,7 @@ from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases
 from parallax.rewrite.shards import combine_reductions, place_on_shards, pull_new_values
 from parallax.rewrite.synchronizers.dense import synchronize_dense
 from parallax.rewrite.synchronizers.rows import synchronize_rows
+from parallax.rewrite.touched_rows import touch_only_rows
 from parallax.strategy.data import Strategy
 
 aten: Any = torch.ops.aten
@@ -36,6 +37,7 @@ PASSES: tuple[Pass, ...] = (
     place_on_shards,
     synchronize_rows,
     synchronize_dense,
+    touch_only_rows,
     combine_reductions,
     pull_new_values,
     lower_marks,

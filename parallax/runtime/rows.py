@@ -233,7 +233,7 @@ class RowExchange:
         sent.keep.append(received_ids)
         return sent
 
-    def receive(self, sent: Sent) -> list[torch.Tensor]:
+    def receive(self, sent: Sent) -> list[Any]:
         """See :func:`parallax.ops.resources.receive_rows`."""
         for work in sent.pending:
             work.wait()
@@ -248,7 +248,7 @@ class RowExchange:
             for t, ids, rows in zip(sent.tables, wanted, values, strict=True)
         ]
 
-    def _aggregated(self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _aggregated(self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor) -> Any:
         count = table.rows
         if self.spec.sharded:
             count = local_rows(table.rows, self.world.rank, self.world.size)
@@ -257,6 +257,10 @@ class RowExchange:
             return torch.sparse_coo_tensor(
                 ids.view(1, -1), rows, shape, check_invariants=False
             ).coalesce()
+        if table.touched:
+            unique, positions = torch.unique(ids, return_inverse=True)
+            summed = rows.new_zeros((len(unique), *table.row_shape))
+            return unique.long(), summed.index_add_(0, positions, rows)
         whole = torch.zeros(shape, dtype=table.dtype, device=rows.device)
         return whole.index_add_(0, ids, rows)
 

@@ -28,6 +28,7 @@ from parallax.ops.resources import (
     unique_rows,
 )
 from parallax.rewrite.context import Rewriting
+from parallax.rewrite.touched_rows import can_touch_only_rows
 
 aten: Any = torch.ops.aten
 
@@ -41,6 +42,7 @@ class _Group:
     resource: Node | None = None
     handle: Node | None = None
     tables: list[str] = field(default_factory=list)
+    touched: set[str] = field(default_factory=set)
     counts: dict[str, Node] = field(default_factory=dict)
     positions: dict[tuple[str, Node], Node] = field(default_factory=dict)
 
@@ -77,6 +79,11 @@ def _groups(work: Rewriting) -> list[_Group]:
 
 def _fetch(work: Rewriting, group: _Group) -> None:
     group.tables = list(dict.fromkeys(lookup.variable for lookup in group.lookups))
+    if group.sharded:
+        gradients = work.analysis.gradients
+        group.touched = {
+            name for name in group.tables if can_touch_only_rows(work, name, gradients[name])
+        }
     group.resource = work.resource(
         RowsSpec(tuple(_table(work, name, group) for name in group.tables), group.sharded),
         "rows",
@@ -127,6 +134,7 @@ def _table(work: Rewriting, name: str, group: _Group) -> TableSpec:
         wraps=any(
             lk.node.target is aten.index.Tensor for lk in group.lookups if lk.variable == name
         ),
+        touched=name in group.touched,
     )
 
 
@@ -174,6 +182,13 @@ def _push(work: Rewriting, group: _Group, marks: list[Node], first_use: Node) ->
         received = work.call(receive_rows, group.resource, pending)
         for index, mark in enumerate(marks):
             value = work.item(received, index)
+            name = str(mark.args[1])
+            if name in group.touched:
+                ids = work.item(value, 0)
+                value = work.item(value, 1)
+                work.touched[name] = (ids, value)
+                component = work.analysis.components[name]
+                component.members[value] = None
             value.meta.update(mark.meta)
             mark.replace_all_uses_with(value)
     for mark in marks:

@@ -1,0 +1,258 @@
+"""Update only the rows that a step touched, where that is the same as updating all.
+
+A dense gradient of a looked-up table is zero in every row that no worker looked up. Where zero
+gradients leave a row as it is (SGD without momentum, Adagrad), the update is rewritten to work on
+the touched rows alone. Each value of the update is of one kind:
+
+* *zero*: zero in untouched rows (the gradient, its multiples);
+* *state*: the shard of the variable, a slot or a shadow;
+* *read*: computed row by row from state, and used by the update of touched rows only.
+
+A write that adds a *zero* value to *state* is done for touched rows; any other write (the decay of
+a moving average) stays on all rows. If something fits neither, the update stays as it was.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any, Literal
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.layout import Component, Reduction
+from parallax.graph.stages import is_write
+from parallax.ops.resources import spread_rows
+from parallax.rewrite.context import Rewriting
+
+aten: Any = torch.ops.aten
+
+Kind = Literal["zero", "state", "read", "full"]
+
+_KEEPS_ZERO = {
+    aten.neg.default,
+    aten.neg_.default,
+    aten.clone.default,
+    aten.abs.default,
+    aten.sign.default,
+    aten.sqrt.default,
+    aten._to_copy.default,
+}
+_MULTIPLIES = {aten.mul.Tensor, aten.mul_.Tensor, aten.mul.Scalar, aten.mul_.Scalar}
+_DIVIDES = {aten.div.Tensor, aten.div_.Tensor, aten.div.Scalar}
+_CLAMPS = {aten.clamp.default, aten.clamp_.default}
+_ADDS = {aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor}
+_ADD_WRITES = {aten.add_.Tensor, aten.sub_.Tensor}
+_PRODUCT_WRITES = {aten.addcmul_.default, aten.addcdiv_.default}
+
+
+def touch_only_rows(work: Rewriting) -> None:
+    """Rewrite the updates of row-sharded variables whose gradients arrived as touched rows."""
+    for name, (ids, rows) in work.touched.items():
+        component = work.analysis.components[name]
+        kinds = classify(work, component, {rows})
+        assert kinds is not None
+        _Narrowing(work, component, kinds, ids, rows).run()
+
+
+def can_touch_only_rows(work: Rewriting, name: str, marks: list[Node]) -> bool:
+    """Whether the update of ``name`` may work on touched rows; asked before it is rewritten."""
+    if work.analysis.variables[name].lazy or len(marks) != 1:
+        return False
+    return classify(work, work.analysis.components[name], set(marks)) is not None
+
+
+def classify(
+    work: Rewriting, component: Component, gradients: set[Node]
+) -> dict[Node, Kind] | None:
+    """The kind of every member, or None if the update has to work on all rows."""
+    kinds: dict[Node, Kind] = dict.fromkeys(gradients, "zero")
+    for reduction in component.reductions:
+        if not _survives(reduction, kinds, gradients):
+            return None
+    for node in work.graph.nodes:
+        if node not in component.members or node in kinds:
+            continue
+        if node.op == "placeholder":
+            kinds[node] = "state"
+            continue
+        kind = _kind(node, kinds)
+        if kind is None:
+            return None
+        kinds[node] = kind
+    for reduction in component.reductions:
+        source = reduction.node.args[0]
+        if isinstance(source, Node) and kinds.get(source) == "read":
+            return None
+        if kinds.get(source) == "zero" and not _ignores_zeros(reduction):  # type: ignore[arg-type]
+            return None
+    created = [n for n in component.members if any(u.op == "output" for u in n.users)]
+    if any(kinds[node] != "state" for node in created):
+        return None
+    return kinds if _reads_are_private(component, kinds) else None
+
+
+def _survives(reduction: Reduction, kinds: dict[Node, Kind], gradients: set[Node]) -> bool:
+    return reduction.node.args[0] not in gradients or _ignores_zeros(reduction)
+
+
+def _ignores_zeros(reduction: Reduction) -> bool:
+    if reduction.kind == "norm":
+        return reduction.order > 0
+    return reduction.kind in ("sum", "mean")
+
+
+def _kind(node: Node, kinds: dict[Node, Kind]) -> Kind | None:
+    inputs = [kinds[source] for source in node.all_input_nodes if source in kinds]
+    target = node.target
+    first = kinds.get(node.args[0]) if isinstance(node.args[0], Node) else None
+    if is_write(node) and first == "state":
+        return "state" if _write_fits(node, kinds, inputs) else None
+    if "zero" not in inputs:
+        if "state" in inputs or "read" in inputs:
+            return "read" if not is_write(node) or first == "read" else None
+        return None
+    if target in _KEEPS_ZERO or (target in _CLAMPS and _spans_zero(node)):
+        return "zero"
+    if target in _MULTIPLIES or (target in _DIVIDES and first == "zero"):
+        return "zero"
+    if target in _ADDS and set(inputs) == {"zero"} and len(inputs) == 2:
+        return "zero"
+    if target is aten.pow.Tensor_Scalar and isinstance(node.args[1], int | float):
+        return "zero" if node.args[1] > 0 else None
+    return None
+
+
+def _write_fits(node: Node, kinds: dict[Node, Kind], inputs: list[Kind]) -> bool:
+    if "zero" not in inputs:
+        return "read" not in inputs
+    if node.target in _ADD_WRITES:
+        return kinds.get(node.args[1]) == "zero"  # type: ignore[arg-type]
+    if node.target is aten.addcmul_.default:
+        return "zero" in (kinds.get(node.args[1]), kinds.get(node.args[2]))  # type: ignore[arg-type]
+    return (
+        node.target is aten.addcdiv_.default
+        and kinds.get(node.args[1]) == "zero"  # type: ignore[arg-type]
+        and kinds.get(node.args[2]) != "zero"  # type: ignore[arg-type]
+    )
+
+
+def _spans_zero(node: Node) -> bool:
+    low = node.args[1] if len(node.args) > 1 else None
+    high = node.args[2] if len(node.args) > 2 else None
+    low = -math.inf if low is None else low
+    high = math.inf if high is None else high
+    return (
+        isinstance(low, int | float) and isinstance(high, int | float) and low <= 0 <= high
+    )
+
+
+def _reads_are_private(component: Component, kinds: dict[Node, Kind]) -> bool:
+    """Whether values read from state serve the update of touched rows only."""
+    for node, kind in kinds.items():
+        if kind == "read" and any(
+            user not in kinds or (kinds[user] == "state" and not _is_narrow(user, kinds))
+            for user in node.users
+        ):
+            return False
+    return True
+
+
+def _is_narrow(node: Node, kinds: dict[Node, Kind]) -> bool:
+    """Whether a write adds a zero value to state."""
+    return any(kinds.get(source) == "zero" for source in node.all_input_nodes)
+
+
+class _Narrowing:
+    """Rewrites one component to touched rows."""
+
+    def __init__(
+        self,
+        work: Rewriting,
+        component: Component,
+        kinds: dict[Node, Kind],
+        ids: Node,
+        rows: Node,
+    ) -> None:
+        self.work = work
+        self.component = component
+        self.kinds = kinds
+        self.ids = ids
+        self.gradient = rows
+        self.base: dict[Node, Node] = {}
+        self.gathered: dict[Node, Node] = {}
+
+    def run(self) -> None:
+        """Rewrite all members in their order."""
+        for node in list(self.work.graph.nodes):
+            kind = self.kinds.get(node)
+            if kind is None or node.op == "placeholder" or node is self.gradient:
+                continue
+            if kind == "zero":
+                self._spread(node)
+                self._use_rows(node)
+            elif kind == "read":
+                self._use_rows(node)
+            elif kind == "state" and is_write(node):
+                self._write(node)
+
+    def _state(self, node: Node) -> Node:
+        """The shard that a state value is."""
+        return self.base.get(node, node)
+
+    def _use_rows(self, node: Node) -> None:
+        """Let a value be computed from gathered rows of state."""
+        for source in node.all_input_nodes:
+            if self.kinds.get(source) == "state":
+                node.replace_input_with(source, self._rows_of(self._state(source), node))
+
+    def _rows_of(self, shard: Node, before: Node) -> Node:
+        if shard not in self.gathered:
+            with self.work.graph.inserting_before(before):
+                self.gathered[shard] = self.work.call(
+                    aten.index_select.default, shard, 0, self.ids
+                )
+        return self.gathered[shard]
+
+    def _write(self, node: Node) -> None:
+        target = node.args[0]
+        assert isinstance(target, Node)
+        shard = self._state(target)
+        self.base[node] = shard
+        if not _is_narrow(node, self.kinds):
+            self.gathered.pop(shard, None)
+            for source in node.all_input_nodes:
+                if self.kinds.get(source) == "state":
+                    node.replace_input_with(source, self._state(source))
+            return
+        rows = self._rows_of(shard, node)
+        self._use_rows(node)
+        node.replace_input_with(target, rows)
+        with self.work.graph.inserting_after(node):
+            stored = self.work.call(aten.index_copy_.default, shard, 0, self.ids, node)
+        self.gathered[shard] = node
+        for user in list(node.users):
+            # The name of the write means the shard for everyone but the touched rows.
+            if user is not stored and self.kinds.get(user) not in ("zero", "read", "state"):
+                user.replace_input_with(node, shard)
+
+    def _spread(self, node: Node) -> None:
+        """A factor that is not finite makes all rows NaN, as it would a dense gradient."""
+        factors = [
+            source
+            for source in node.all_input_nodes
+            if source not in self.kinds and isinstance(source.meta.get("val"), torch.Tensor)
+        ]
+        zeros = [source for source in node.all_input_nodes if self.kinds.get(source) == "zero"]
+        if not factors or len(zeros) != 1:
+            return
+        zero = zeros[0]
+        name = next(iter(self.component.variables))
+        count = self.work.layout(name).local_rows(self.work.worker)
+        with self.work.graph.inserting_before(node):
+            spread = self.work.call(spread_rows, self.ids, zero, factors, count)
+            self.ids = self.work.graph.call_function(operator.getitem, (spread, 0))
+            wide = self.work.graph.call_function(operator.getitem, (spread, 1))
+        self.gathered.clear()
+        node.replace_input_with(zero, wide)
