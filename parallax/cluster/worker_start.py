@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -51,9 +52,8 @@ def prepare_worker_process(env: WorkerEnvironment) -> None:
     if not env.launched:
         return
     launcher = _launcher()
-    if multiprocessing.parent_process() is not None or (
-        launcher is not None and launcher != os.getppid()
-    ):
+    spawned = multiprocessing.parent_process() is not None and _rank_was_inherited()
+    if spawned or (launcher is not None and launcher != os.getppid()):
         raise LaunchError(
             f"This process has the environment of worker {env.rank} but was started by it.",
             hint='put the training under `if __name__ == "__main__":` if a data loader or'
@@ -69,6 +69,18 @@ def prepare_worker_process(env: WorkerEnvironment) -> None:
     if env.rank == 0:
         for warning in _environment_warnings(os.environ):
             logging.getLogger("parallax").warning(warning)
+
+
+def _rank_was_inherited() -> bool:
+    """Whether RANK came with this process, as against being set by its own program.
+
+    A program may well start workers with multiprocessing and give each its environment.
+    """
+    try:
+        variables = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return True
+    return any(variable.startswith(b"RANK=") for variable in variables)
 
 
 def exit_status(error: BaseException) -> int:
