@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -41,7 +43,6 @@ class Options:
     """What one run measures, for one vocabulary."""
 
     vocab: int
-    workers: int
     rounds: int
     steps: int
     variants: tuple[str, ...]
@@ -60,43 +61,37 @@ def main(arguments: list[str] | None = None) -> None:
     add("--steps", type=int, default=3, help="steps of a variant in its turn")
     add("--variants", nargs="+", choices=VARIANTS, default=VARIANTS, help="what to compare")
     args = parser.parse_args(arguments)
+    if "RANK" in os.environ:
+        (vocab,) = args.vocab
+        measure(Options(vocab, args.rounds, args.steps, tuple(args.variants)))
+        return
     for vocab in args.vocab or [50_000, 400_000]:
-        measure(Options(vocab, args.workers, args.rounds, args.steps, tuple(args.variants)))
+        flags = ["--rounds", args.rounds, "--steps", args.steps, "--variants", *args.variants]
+        _start_workers(args.workers, ["--vocab", vocab, *flags])
+
+
+def _start_workers(workers: int, flags: list[object]) -> None:
+    """Run this module in ``workers`` processes by torchrun; the system chooses the port."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    torchrun += ["--local-addr", LOOPBACK, "--nproc-per-node", f"{workers}"]
+    command = [*torchrun, "-m", "benchmarks.lm_vs_ddp", *map(str, flags)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    subprocess.run(command, env=environment, check=True)
 
 
 def measure(options: Options) -> None:
-    """Start the workers, let worker 0 print the table, and wait for all."""
-    # The system chooses the port, and the socket stays open: nobody can take it meanwhile.
-    store = dist.TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.spawn(
-        worker, args=(options, store.port), nprocs=options.workers, join=True
-    )
-
-
-def worker(rank: int, options: Options, port: int) -> None:
-    """One worker, from its start to its end."""
-    os.environ.update(
-        RANK=f"{rank}",
-        LOCAL_RANK=f"{rank}",
-        WORLD_SIZE=f"{options.workers}",
-        LOCAL_WORLD_SIZE=f"{options.workers}",
-        MASTER_ADDR=LOOPBACK,
-        MASTER_PORT=f"{port}",
-        # The store is the parent's: worker 0 must not open one on this port as well.
-        TORCHELASTIC_USE_AGENT_STORE="True",
-        GLOO_SOCKET_IFNAME="lo",
-    )
+    """Time all variants as one of the workers; worker 0 prints the table."""
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", message="LSTM with projections is not supported")
     dist.init_process_group("gloo")
     try:
         variants = {name: _variant(name, options.vocab) for name in options.variants}
-        torch.manual_seed(1000 + rank)
+        torch.manual_seed(1000 + dist.get_rank())
         result = run_paired(
             variants, rounds=options.rounds, steps=options.steps, barrier=dist.barrier
         )
         peak = _largest_peak_bytes()
-        if rank == 0:
+        if dist.get_rank() == 0:
             _print(options, result, peak)
     finally:
         dist.destroy_process_group()
@@ -140,7 +135,7 @@ def _largest_peak_bytes() -> int:
 def _print(options: Options, result: Paired, peak_bytes: int) -> None:
     base = options.variants[0]
     table = Table(
-        title=f"LM, vocabulary {options.vocab:,}, {options.workers} workers",
+        title=f"LM, vocabulary {options.vocab:,}, {dist.get_world_size()} workers",
         caption=f"{options.rounds} rounds of {options.steps} steps; torch {torch.__version__}, "
         f"{os.cpu_count()} cores;\nlargest worker {peak_bytes / 1e9:.1f} GB, all variants in it",
         title_justify="left",
