@@ -24,6 +24,7 @@ QUICKSTART = {
     "hidden": 256,
     "projection": 128,
     "sampled": 512,
+    "optimizer": "adam",
     "steps": 400,
     "eval_words": 10_000,
     "workers": 2,
