@@ -65,10 +65,16 @@ class Pending:
                 work.wait(SLICE)
                 return
             except RuntimeError as error:
-                if work.is_completed():
-                    raise self._lost(str(error).splitlines()[0]) from error
                 if time.monotonic() > deadline:
                     raise self._lost("no answer") from error
+                if not work.is_completed():
+                    continue
+            # It ended, maybe just after the slice did: only another look tells how.
+            try:
+                work.wait()
+                return
+            except RuntimeError as error:
+                raise self._lost(str(error).splitlines()[0]) from error
 
     def _lost(self, reason: str) -> PeerError:
         return PeerError(
