@@ -9,7 +9,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import random
-import traceback
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,8 +21,9 @@ from torch.utils import _pytree as pytree
 from parallax.errors import CaptureError, ModelError, ParallaxError, UnsupportedError
 from parallax.graph.cleanup import clean
 from parallax.graph.discovery import StepObjects
-from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program, symbolic_math, user_line
-from parallax.graph.state import Leaf, Snapshot, leaves
+from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program, symbolic_math
+from parallax.graph.snapshot import Snapshot
+from parallax.graph.state import Leaf, leaves
 from parallax.graph.step_graph import COMPUTED, GraphInput, GraphOutput, HostCall, StepGraph
 from parallax.graph.torch_internals import (
     FakeTensor,
@@ -34,7 +35,9 @@ from parallax.graph.torch_internals import (
     trace,
     without_foreach,
     without_fused_rnn,
+    without_set_data,
 )
+from parallax.graph.user_code import is_internal, source_line, user_line, user_place
 from parallax.ops import marks
 
 
@@ -144,6 +147,7 @@ def _capture_once(
         proxy_mode = get_proxy_mode()
         if proxy_mode is not None:
             env.attach(proxy_mode.tracer)
+            _note_places(proxy_mode.tracer)
             _name_placeholders(proxy_mode.tracer.graph, inputs)
         symbols = [item.item() for item in flat[len(tensors) : len(tensors) + len(numbers)]]
         for leaf, symbol in zip(numbers, symbols, strict=True):
@@ -173,9 +177,16 @@ def _capture_once(
     except ParallaxError:
         raise
     except Exception as error:
-        raise _capture_error(error) from error
+        raise _capture_error(error, step) from error
     finally:
-        snapshot.restore()
+        changed = snapshot.restore()
+    if changed:
+        recording.notes.append(
+            "the step changes Python values, which happens at capture only and is undone: "
+            + ", ".join(changed[:5])
+            + (" and more" if len(changed) > 5 else "")
+            + "; return what you need from the step and count outside of it"
+        )
     if random.getstate() != generators:
         random.setstate(generators)
         recording.notes.append(
@@ -219,6 +230,18 @@ def _batch_tensor(mode: FakeTensorMode, value: torch.Tensor | float) -> torch.Te
     return fake.requires_grad_(value.requires_grad)
 
 
+def _note_places(tracer: Any) -> None:
+    """Let every node remember the user's line that made it, for messages."""
+    create = tracer.create_node
+
+    def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
+        node: torch.fx.Node = create(*args, **kwargs)
+        node.meta["user_place"] = user_place()
+        return node
+
+    tracer.create_node = create_node
+
+
 def _name_placeholders(graph: torch.fx.Graph, inputs: Sequence[GraphInput]) -> None:
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     for node, item in zip(nodes, inputs, strict=True):
@@ -258,7 +281,8 @@ def _prepared(
         for scheduler in objects.schedulers.values():
             scheduler.step = _recorder(scheduler, recording)  # type: ignore[method-assign]
         stack.enter_context(_watch_zero_grad(recording))
-        stack.enter_context(_watch_print(recording))
+        stack.enter_context(_watch_output(recording))
+        stack.enter_context(without_set_data(_set_data))
         stack.enter_context(_random_state_as_ops())
         stack.enter_context(_sparse_padding_by_mask())
         stack.enter_context(without_foreach())
@@ -335,18 +359,31 @@ def _watch_zero_grad(recording: _Recording) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _watch_print(recording: _Recording) -> Iterator[None]:
-    original = builtins.print
+def _watch_output(recording: _Recording) -> Iterator[None]:
+    """Notice what reaches the world outside: print does nothing, open() works, both are noted."""
+    saved = builtins.print, builtins.open
 
-    def watching(*args: Any, **kwargs: Any) -> None:
-        where = user_line()
-        recording.notes.append(f"print runs at capture only ({where})")
+    def watching_print(*args: Any, **kwargs: Any) -> None:
+        recording.notes.append(f"print runs at capture only, and prints nothing ({user_line()})")
 
-    builtins.print = watching
+    def watching_open(*args: Any, **kwargs: Any) -> Any:
+        if not is_internal(sys._getframe(1).f_code.co_filename):
+            recording.notes.append(f"open runs at capture only ({user_line()})")
+        return saved[1](*args, **kwargs)
+
+    builtins.print, builtins.open = watching_print, watching_open
     try:
         yield
     finally:
-        builtins.print = original
+        builtins.print, builtins.open = saved
+
+
+def _set_data() -> UnsupportedError:
+    return UnsupportedError(
+        "The step assigns .data of a tensor, which no operation records: the change would be lost.",
+        hint="change it in place: with torch.no_grad(): parameter.copy_(value).",
+        where=user_line(),
+    )
 
 
 @contextlib.contextmanager
@@ -509,13 +546,27 @@ def _no_backward(objects: StepObjects) -> ModelError:
     )
 
 
-def _capture_error(error: Exception) -> CaptureError:
-    where = user_line(traceback.extract_tb(error.__traceback__))
+def _capture_error(error: Exception, step: Callable[..., Any]) -> CaptureError:
+    where = user_line(error.__traceback__.tb_next if error.__traceback__ else None)
     text = str(error).strip().splitlines()
     reason = text[0] if text else type(error).__name__
+    hint = (
+        "the step runs once on tensors without values: keep numpy, .tolist(), file access "
+        "and printing of values out of it, and see that it runs on this batch on one device."
+    )
+    if "__format__" in reason:
+        return CaptureError(
+            "The step formats a number that is only known when it runs (an f-string or format()).",
+            hint="return the number and format it outside the step: loss = runner.run(batch); "
+            'print(f"{loss:.3f}").',
+            where=where,
+        )
+    if where is None:  # the call itself failed: point at the step's own first line
+        code = getattr(getattr(step, "__func__", step), "__code__", None)
+        if code is not None:
+            where = source_line(code.co_filename, code.co_firstlineno)
+        if isinstance(error, TypeError):
+            hint = "call runner.run() with the arguments that the step takes."
     return CaptureError(
-        f"The step could not be captured: {type(error).__name__}: {reason}",
-        hint="the step runs once on tensors without values: keep numpy, .tolist(), file access "
-        "and printing of values out of it, and see that it runs on this batch on one device.",
-        where=where,
+        f"The step could not be captured: {type(error).__name__}: {reason}", hint=hint, where=where
     )

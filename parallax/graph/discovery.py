@@ -6,6 +6,7 @@ functions it calls, and are named as the user's code names them.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import inspect
@@ -23,6 +24,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from parallax.errors import ConfigError, ModelError, UnsupportedError
 
 _MAX_DEPTH = 6
+_MAX_CONTAINERS = 10_000
 _LIBRARY_ROOTS = tuple(
     {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
 )
@@ -37,6 +39,11 @@ class StepObjects:
     schedulers: dict[str, LRScheduler] = field(default_factory=dict)
     holders: dict[str, Any] = field(default_factory=dict)
     """Containers and objects that hold tensors (a moving-average dict), and lone tensors."""
+    containers: list[tuple[str, Any]] = field(default_factory=list)
+    """Every mutable container and object of the user, closure cell and globals, by name: what the
+    step's Python can change unseen by the graph."""
+    functions: list[types.FunctionType] = field(default_factory=list)
+    """The user's functions that the step may call, itself first."""
 
 
 def discover(
@@ -158,14 +165,22 @@ class _Walker:
             return False
         if isinstance(value, type | types.ModuleType | str | bytes | int | float | complex | None):
             return False
+        if isinstance(value, set | collections.deque):
+            self._contain(name, value)
+            return False
         if isinstance(value, MutableMapping | list | tuple) or _is_user_object(value):
             self._keep(value)
+            self._contain(name, value)
             return self._visit_members(name, value, depth)
         return False
 
     def _keep(self, value: Any) -> None:
         # The reference keeps ids from being reused while walking.
         self.seen[id(value)] = value
+
+    def _contain(self, name: str, value: Any) -> None:
+        if not isinstance(value, tuple) and len(self.found.containers) < _MAX_CONTAINERS:
+            self.found.containers.append((name, value))
 
     def _visit_members(self, name: str, value: Any, depth: int) -> bool:
         holds = False
@@ -198,6 +213,7 @@ class _Walker:
         if id(function) in self.seen or (depth > 0 and _is_library(function.__code__.co_filename)):
             return
         self._keep(function)
+        self.found.functions.append(function)
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
         ):
@@ -205,9 +221,11 @@ class _Walker:
                 content = cell.cell_contents
             except ValueError:  # assigned after the function was made
                 continue
+            self._contain(name, cell)
             self._top(name, content, depth, cell)
         for name in _global_names(function.__code__):
             if name in function.__globals__:
+                self._contain(name, GlobalName(name, function.__globals__))
                 self._top(name, function.__globals__[name], depth, function.__globals__)
         for default in function.__defaults__ or ():
             self._top("default", default, depth)
@@ -224,6 +242,14 @@ class _Walker:
             self.found.holders[unique] = LoneTensor(name, home, value)
             return
         self.visit(name, value, 0)
+
+
+@dataclass(frozen=True)
+class GlobalName:
+    """A name of a module that a function of the step uses, and may assign."""
+
+    name: str
+    home: dict[str, Any]
 
 
 @dataclass

@@ -9,31 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import traceback
+import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from parallax.errors import DataDependentError, SourceLine
+from parallax.errors import DataDependentError
 from parallax.graph.torch_internals import (
     GuardOnDataDependentSymNode,
     ShapeEnv,
     evaluate,
     outside_tracing,
 )
-
-_INTERNAL = ("/torch/", "/parallax/graph/", "/sympy/", "<frozen", "<string>", "<eval_with_key>")
-
-
-def user_line(stack: traceback.StackSummary | None = None) -> SourceLine | None:
-    """The innermost line of the user's own code on ``stack`` (the current one by default)."""
-    frames = stack if stack is not None else traceback.extract_stack()
-    for frame in reversed(frames):
-        if not any(part in frame.filename for part in _INTERNAL):
-            return SourceLine(frame.filename, frame.lineno or 0, frame.line or "")
-    return None
+from parallax.graph.user_code import is_internal, user_line
 
 
 def _emptiness(expression: Any) -> Any:
@@ -45,9 +37,20 @@ def _emptiness(expression: Any) -> Any:
         return None
     stack = traceback.extract_stack()
     for inner, outer in zip(reversed(stack), reversed(stack[:-1]), strict=False):
-        if inner.name == "__bool__" and not any(part in outer.filename for part in _INTERNAL):
+        if inner.name == "__bool__" and not is_internal(outer.filename):
             return None
     return sympy.false if isinstance(expression, sympy.Eq) else sympy.true
+
+
+def _deciding_optimizer() -> str | None:
+    """The optimizer of torch whose code runs now, None in the user's own code."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and is_internal(frame.f_code.co_filename):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.optim.Optimizer):
+            return type(owner).__name__
+        frame = frame.f_back
+    return None
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,15 @@ class ScalarEnv(ShapeEnv):  # type: ignore[misc]
         return symbol in self.size_like
 
     def _refusal(self, expression: Any) -> DataDependentError:
+        optimizer = _deciding_optimizer()
+        if optimizer is not None:
+            return DataDependentError(
+                f"The optimizer {optimizer} decides by values of tensors how to update, so the "
+                "step is not one graph.",
+                hint="use an optimizer that computes the same way for all values, such as AdamW, "
+                "Adagrad or SGD.",
+                where=user_line(),
+            )
         return DataDependentError(
             "Python control flow or conversion in the step depends on the values of tensors "
             f"(condition: {expression}), so the step is not one graph.",

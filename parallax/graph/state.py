@@ -121,8 +121,8 @@ def _optimizer_leaves(root: str, optimizer: Optimizer, names: dict[int, str]) ->
                 for sub, item in _numbers(value):
                     path = ("state", variable, key, *sub)
                     name = f"{root}.{variable}.{_join(key, *sub)}"
-                get, put = _slot(optimizer, parameter, (key, *sub))
-                yield Leaf(name, "slot", item, put, get, variable, root, path)
+                    get, put = _slot(optimizer, parameter, (key, *sub))
+                    yield Leaf(name, "slot", item, put, get, variable, root, path)
 
 
 def _numbers(value: Any) -> Iterator[tuple[Key, Any]]:
@@ -231,72 +231,3 @@ def _set(container: Any, path: Key, value: Any) -> None:
         raise UnsupportedError("The step replaces a tensor that a tuple holds.")
     else:
         setattr(container, str(head), value)
-
-
-class Snapshot:
-    """The contents of everything a step can write to from Python, to be put back after capture.
-
-    Capture runs the step's Python once; its appends, counters and assignments must not show.
-    """
-
-    def __init__(self, objects: StepObjects) -> None:
-        self._saved: list[tuple[Any, Any]] = []
-        self._lone: list[tuple[LoneTensor, Any]] = []
-        self._seen: set[int] = set()
-        self.changed: list[str] = []
-        for model in objects.models.values():
-            for module in model.modules():
-                self._keep(vars(module))
-                for inner in ("_parameters", "_buffers", "_modules"):
-                    self._keep(getattr(module, inner))
-        for optimizer in objects.optimizers.values():
-            self._keep(vars(optimizer))
-            self._walk(optimizer.state, 0)
-            self._walk(optimizer.param_groups, 0)
-        for holder in objects.holders.values():
-            if isinstance(holder, LoneTensor):
-                self._lone.append((holder, holder.current()))
-            else:
-                self._walk(holder, 0)
-        for scheduler in objects.schedulers.values():
-            self._keep(vars(scheduler))
-
-    def _keep(self, container: Any) -> None:
-        if id(container) not in self._seen:
-            self._seen.add(id(container))
-            self._saved.append((container, container.copy()))
-
-    def _walk(self, value: Any, depth: int) -> None:
-        if depth > 6 or id(value) in self._seen:
-            return
-        if isinstance(value, dict | list):
-            self._keep(value)
-            items = value.values() if isinstance(value, dict) else value
-        elif isinstance(value, tuple):
-            items = value
-        elif (
-            hasattr(value, "__dict__")
-            and not isinstance(value, type | torch.Tensor | torch.nn.Module | Optimizer)
-            and not callable(value)
-        ):
-            self._keep(vars(value))
-            items = vars(value).values()
-        else:
-            return
-        for item in list(items):
-            self._walk(item, depth + 1)
-
-    def restore(self) -> None:
-        """Put everything back."""
-        for container, copy in self._saved:
-            if isinstance(container, dict):
-                if container.keys() != copy.keys() or any(
-                    container[key] is not copy[key] for key in copy
-                ):
-                    container.clear()
-                    container.update(copy)
-            else:
-                container[:] = copy
-        for holder, value in self._lone:
-            if holder.current() is not value:
-                holder.rebind(value)

@@ -34,6 +34,7 @@ __all__ = [
     "trace",
     "without_foreach",
     "without_fused_rnn",
+    "without_set_data",
 ]
 
 
@@ -175,6 +176,22 @@ def outside_tracing() -> Iterator[None]:
 def evaluate(expression: Any, values: dict[Any, float | int]) -> Any:
     """The value of a symbolic expression with Python's own arithmetic."""
     return sympy_interp(PythonReferenceAnalysis, values, expression)
+
+
+@contextlib.contextmanager
+def without_set_data(refuse: Callable[[], Exception]) -> Iterator[None]:
+    """Refuse ``tensor.data = other``, which no operation records and which capture would lose."""
+    cls: Any = FakeTensor
+    descriptor: Any = torch.Tensor.data
+
+    def put(self: torch.Tensor, value: torch.Tensor) -> None:
+        raise refuse()
+
+    cls.data = property(descriptor.__get__, put)
+    try:
+        yield
+    finally:
+        del cls.data
 
 
 def raw_ptr_ranges(tensor: torch.Tensor) -> tuple[int, int] | None:

@@ -1,0 +1,213 @@
+"""What a step can write to from Python, kept while it is captured and put back afterwards."""
+
+from __future__ import annotations
+
+import collections
+import linecache
+import re
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from parallax.errors import SourceLine
+from parallax.graph.discovery import GlobalName, LoneTensor, StepObjects
+
+_MAX_ITEMS = 100_000
+_MODULE_PARTS = ("_parameters", "_buffers", "_modules")
+_MISSING = object()
+_CHANGES = (
+    r"\b[^=\n]*(\.(append|appendleft|extend|insert|add|update|pop|popleft|clear|remove|setdefault)"
+    r"\(|[-+*/|&@]?=(?!=))"
+)
+
+
+class Snapshot:
+    """The contents of everything a step can write to from Python, to be put back after capture.
+
+    Capture runs the step's Python once; its appends, counters and assignments must not show.
+    """
+
+    def __init__(self, objects: StepObjects) -> None:
+        self._objects = objects
+        self._saved: list[tuple[Any, Any]] = []
+        self._lone: list[tuple[LoneTensor, Any]] = []
+        self._names: list[tuple[str, Any, Any]] = []
+        """Named containers of plain Python values with their contents."""
+        self._holders: set[int] = set()
+        """Containers whose new tensors are new state."""
+        self._seen: set[int] = set()
+        for root, model in objects.models.items():
+            for path, module in model.named_modules():
+                self._keep_module(f"{root}.{path}" if path else root, module)
+        for optimizer in objects.optimizers.values():
+            self._keep(vars(optimizer))
+            self._walk(optimizer.state, 0)
+            self._walk(optimizer.param_groups, 0)
+        for holder in objects.holders.values():
+            if isinstance(holder, LoneTensor):
+                self._lone.append((holder, holder.current()))
+            else:
+                self._walk(holder, 0)
+        for scheduler in objects.schedulers.values():
+            self._keep(vars(scheduler))
+        self._holders.update(self._seen)
+        for name, container in objects.containers:
+            self._keep_named(name, container)
+
+    def _keep(self, container: Any) -> None:
+        if id(container) not in self._seen:
+            self._seen.add(id(container))
+            self._saved.append((container, container.copy()))
+
+    def _keep_module(self, name: str, module: torch.nn.Module) -> None:
+        attributes = vars(module)
+        self._keep(attributes)
+        self._names.append((name, module, attributes.copy()))
+        for part in _MODULE_PARTS:
+            self._keep(attributes[part])
+        for key, value in attributes.items():
+            if not key.startswith("_") and isinstance(value, dict | list | set | collections.deque):
+                self._keep_named(f"{name}.{key}", value)
+
+    def _keep_named(self, name: str, container: Any) -> None:
+        if isinstance(container, GlobalName | types.CellType):
+            self._names.append((name, container, _content(container)))
+            return
+        items = _items_of(container)
+        if items is None or len(items) > _MAX_ITEMS:
+            return
+        self._names.append((name, container, items.copy()))
+        self._keep(items)
+
+    def _walk(self, value: Any, depth: int) -> None:
+        if depth > 6 or id(value) in self._seen:
+            return
+        items: Iterable[Any]
+        if isinstance(value, dict | list):
+            self._keep(value)
+            items = value.values() if isinstance(value, dict) else value
+        elif isinstance(value, tuple):
+            items = value
+        elif (
+            hasattr(value, "__dict__")
+            and not isinstance(value, type | torch.Tensor | torch.nn.Module | Optimizer)
+            and not callable(value)
+        ):
+            self._keep(vars(value))
+            items = vars(value).values()
+        else:
+            return
+        for item in list(items):
+            self._walk(item, depth + 1)
+
+    # -- Afterwards -------------------------------------------------------------------------
+
+    def restore(self) -> list[str]:
+        """Put everything back.
+
+        Returns:
+            For each plain Python value that the step changed, its name and the line of the change.
+        """
+        changed = self._changed()
+        for container, copy in self._saved:
+            _put_back(container, copy)
+        for holder, value in self._lone:
+            if holder.current() is not value:
+                holder.rebind(value)
+        for _, container, copy in self._names:
+            if isinstance(container, GlobalName):
+                if copy is not container.home.get(container.name, _MISSING):
+                    container.home[container.name] = copy
+            elif isinstance(container, types.CellType) and _content(container) is not copy:
+                container.cell_contents = copy
+        return changed
+
+    def _changed(self) -> list[str]:
+        lone = {holder.name for holder, _ in self._lone}
+        found: dict[str, None] = {}
+        for name, container, copy in self._names:
+            if isinstance(container, GlobalName | types.CellType):
+                if name not in lone and _content(container) is not copy:
+                    found[self._with_line(name, name)] = None
+                continue
+            holder = id(_items_of(container)) in self._holders
+            for item in _differences(name, container, copy, holder):
+                found[self._with_line(item, name)] = None
+        return list(found)
+
+    def _with_line(self, item: str, name: str) -> str:
+        where = self._line(item) or self._line(name)
+        return f"{item} ({where})" if where is not None else item
+
+    def _line(self, name: str) -> SourceLine | None:
+        """The first line of the user's functions that looks like a change of ``name``."""
+        pattern = re.compile(r"\b" + re.escape(name.rpartition(".")[2]) + _CHANGES)
+        for function in self._objects.functions:
+            code = function.__code__
+            lines = {line for _, _, line in code.co_lines() if line is not None}
+            for number in sorted(lines):
+                text = linecache.getline(code.co_filename, number)
+                if pattern.search(text):
+                    return SourceLine(code.co_filename, number, text.strip())
+        return None
+
+
+def _content(container: GlobalName | types.CellType) -> Any:
+    if isinstance(container, GlobalName):
+        return container.home.get(container.name, _MISSING)
+    try:
+        return container.cell_contents
+    except ValueError:
+        return _MISSING
+
+
+def _items_of(container: Any) -> Any:
+    if isinstance(container, dict | list | set | collections.deque):
+        return container
+    return getattr(container, "__dict__", None)
+
+
+def _differences(name: str, container: Any, copy: Any, holder: bool) -> Iterator[str]:
+    """Names of what changed in a container; tensors are state and accounted for by the graph."""
+    if isinstance(copy, dict):
+        is_dict = isinstance(container, dict)
+        now = container if is_dict else vars(container)
+        is_module = isinstance(container, torch.nn.Module)
+        for key in dict.fromkeys([*now, *copy]):
+            new, old = now.get(key, _MISSING), copy.get(key, _MISSING)
+            is_state = isinstance(new, torch.Tensor) and (holder or isinstance(old, torch.Tensor))
+            if new is old or is_state or (is_module and str(key).startswith("_")):
+                continue
+            if _is_number(old) and type(new) is type(old) and new == old:
+                continue
+            yield f"{name}[{key!r}]" if is_dict else f"{name}.{key}"
+    elif isinstance(copy, set):
+        if container != copy:
+            yield name
+    elif len(container) != len(copy) or any(
+        new is not old and not isinstance(new, torch.Tensor)
+        for new, old in zip(container, copy, strict=True)
+    ):
+        yield name
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | str)
+
+
+def _put_back(container: Any, copy: Any) -> None:
+    if isinstance(container, dict):
+        if container.keys() != copy.keys() or any(container[key] is not copy[key] for key in copy):
+            container.clear()
+            container.update(copy)
+    elif isinstance(container, set):
+        container.clear()
+        container.update(copy)
+    elif isinstance(container, collections.deque):
+        container.clear()
+        container.extend(copy)
+    else:
+        container[:] = copy
