@@ -7,6 +7,7 @@ page use; ``# name.py, continued`` goes on with it. Any other block is a program
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import io
@@ -287,3 +288,30 @@ def test_dependencies_are_those_of_the_package() -> None:
     names = {name for text in lists for name in re.findall(r'"([\w-]+)[><=]', text)}
     assert {"torch", "msgspec", "pytest"} <= names
     assert [name for name in sorted(names) if f"| {name} |" not in page] == []
+
+
+def messages() -> list[str]:
+    """Every string of the package, with a gap where a value is formatted in."""
+    found = []
+    for path in (ROOT / "parallax").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = [p.value if isinstance(p, ast.Constant) else "\0" for p in node.values]
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_quoted_messages_are_those_of_the_package() -> None:
+    """A quoted message is found piece by piece: dots and numbers stand for values."""
+    errors_part = text_of("docs/troubleshooting.md").partition("## Errors")[2]
+    errors_part = errors_part.partition("## Without an error")[0]
+    strategies = text_of("docs/strategies.md").partition("cannot be sharded. The plan")[2]
+    quoted = re.findall(r"(?<![*\w])\*([^*\n]+)\*(?!\*)", errors_part)
+    quoted += re.findall(r"^\| `([^`]*)` \| ", strategies.partition("A dense optimizer")[0], re.M)
+    assert len(quoted) > 40
+    package = messages()
+    pieces = [p.strip() for text in quoted for p in re.split(r"\.\.\.|\d+", text) if p.strip()]
+    missing = [piece for piece in pieces if not any(piece in text for text in package)]
+    assert missing == []
