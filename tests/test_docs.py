@@ -315,3 +315,21 @@ def test_quoted_messages_are_those_of_the_package() -> None:
     pieces = [p.strip() for text in quoted for p in re.split(r"\.\.\.|\d+", text) if p.strip()]
     missing = [piece for piece in pieces if not any(piece in text for text in package)]
     assert missing == []
+
+
+def test_rooms_import_what_the_page_says() -> None:
+    rows = re.findall(
+        r"^\| `parallax/(\w+)/` \| .* \| (.*) \|$", text_of("docs/architecture.md"), re.M
+    )
+    assert len(rows) == 7
+    wrong = []
+    for room, allowed in rows:
+        files_of_room = list((ROOT / "parallax" / room).rglob("*.py"))
+        assert files_of_room
+        for path in files_of_room:
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("parallax."):
+                    found = str(node.module).split(".")[1]
+                    if found not in {room, *re.findall(r"\w+", allowed)}:
+                        wrong.append(f"{path.relative_to(ROOT)} imports {found}")
+    assert wrong == []
