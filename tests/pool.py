@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallax.runtime.comm import over_group, single
+from parallax.runtime.comm import world_of
 
 SIZE = 4
 DEADLINE = 240.0
@@ -37,12 +37,7 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     os.environ["PARALLAX_LOG_LEVEL"] = "ERROR"
     store = dist.TCPStore("127.0.0.1", port, None, False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
-    worlds = {1: single(torch.device("cpu"))}
-    for size in range(SIZE, 1, -1):
-        # From the largest down: torch derives a group's name from how many its process has.
-        if rank < size:
-            group = dist.new_group(list(range(size)), use_local_synchronization=True)
-            worlds[size] = over_group(group, torch.device("cpu"))
+    worlds = {n: world_of(list(range(n)), torch.device("cpu")) for n in range(1, SIZE + 1)}
     while True:
         try:
             order = pipe.recv()

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallax.cluster.worker_start import keep_undestroyed
 from parallax.errors import LaunchError, PeerError
 
 SLICE = timedelta(milliseconds=200)
@@ -244,23 +245,21 @@ def connect(rank: int, size: int, device: torch.device, generation: int = 0) -> 
             f"{dist.get_world_size()}, the environment says {rank} of {size}.",
             hint="let parallax initialise it, or initialise it from the environment.",
         )
-    return over_group(None, device, generation)
+    return world_of(list(range(size)), device, generation)
 
 
-def over_group(group: Any, device: torch.device, generation: int = 0) -> World:
-    """The world of the workers of a process group (None: the default one)."""
-    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
-    rank, size = ranks.index(dist.get_rank()), len(ranks)
-    if size == 1:
+def world_of(ranks: list[int], device: torch.device, generation: int = 0) -> World:
+    """The world of some workers of the default process group, all of which must call this."""
+    rank, size = dist.get_rank(), len(ranks)
+    groups = {name: dist.new_group(ranks, timeout=TIMEOUT) for name in ("dense", "rows")}
+    for group in groups.values():
+        keep_undestroyed(group)
+    if size == 1 or rank not in ranks:
         return single(device)
-    groups = {
-        name: dist.new_group(ranks, timeout=TIMEOUT, use_local_synchronization=group is not None)
-        for name in ("dense", "rows")
-    }
-    base = dist.distributed_c10d._get_default_store()
     name = "-".join(map(str, ranks))
+    base = dist.distributed_c10d._get_default_store()
     store = dist.PrefixStore(f"parallax/{generation}/{_instance(name)}/{name}", base)
-    return World(rank, size, device, store, groups)
+    return World(ranks.index(rank), size, device, store, groups)
 
 
 _instances: Counter[str] = Counter()
