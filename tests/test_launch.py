@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from parallax.cluster.launch import Target, find_target, original_command
 from parallax.cluster.worker_output import MAX_LINE_BYTES, LineMarker
 from parallax.cluster.worker_start import exit_status
-from parallax.cluster.worker_watch import WorkerEnd, first_failure
+from parallax.cluster.worker_watch import WorkerEnd, WorkerWatch, first_failure
 from parallax.errors import (
     CheckpointError,
     ConfigError,
@@ -602,6 +602,16 @@ def test_the_first_failure_is_not_hidden_by_bystanders(
     ends: list[WorkerEnd], first: WorkerEnd | None
 ) -> None:
     assert first_failure(ends) == first
+
+
+def test_a_stopped_worker_is_not_blamed_for_a_failure_that_was_not_seen(tmp_path: Path) -> None:
+    """torchrun may reap the worker that failed before the watch can ask for its status."""
+    watch = WorkerWatch(tmp_path, 2, lambda: None)
+    assert watch._was_stopped(-15, now=0.0)
+    assert not watch._was_stopped(5, now=0.0)
+    bystander = WorkerEnd(0, -15, stopped=watch._was_stopped(-15, now=0.0))
+    assert first_failure([bystander, WorkerEnd(1, 5)]) == WorkerEnd(1, 5)
+    assert first_failure([bystander, WorkerEnd(1, 3)]) == bystander
 
 
 def test_status_of_a_signal() -> None:

@@ -181,9 +181,10 @@ class WorkerWatch:
                 self._deadline = now + GRACE_SECONDS
 
     def _was_stopped(self, status: int, now: float) -> bool:
-        # torchrun tells the others to stop at most one poll after the first failure.
+        # torchrun tells the others to stop at most one poll after the first failure, whose end may
+        # have been reaped before it was seen here.
         first = self._first_failure_at
-        return first is not None and (status == -signal.SIGTERM or now - first > _SETTLED_SECONDS)
+        return status == -signal.SIGTERM or (first is not None and now - first > _SETTLED_SECONDS)
 
     def _kill_all(self) -> None:
         for pid in self._running.values():
