@@ -145,6 +145,30 @@ def _check_optimizers(objects: StepObjects) -> None:
                     )
 
 
+def check_unchanged(before: Mapping[str, Leaf], now: Mapping[str, Leaf]) -> None:
+    """Check that the step still trains the parameters that the plan was made for.
+
+    Raises:
+        VariableError: names parameters that came, went or were replaced.
+    """
+    old = {n: x.value for n, x in before.items() if x.kind == "parameter"}
+    new = {n: x.value for n, x in now.items() if x.kind == "parameter"}
+    problems = [f"{name!r} was added" for name in new if name not in old]
+    problems += [f"{name!r} is gone" for name in old if name not in new]
+    problems += [
+        f"{name!r} was replaced by another tensor"
+        for name in new
+        if name in old and old[name] is not new[name]
+    ]
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise VariableError(
+            "The parameters changed after the first step: " + "; ".join(problems[:5]) + more + ".",
+            hint="build the whole model before the first runner.run(), change parameters in place, "
+            "and make a new runner for another model.",
+        )
+
+
 def check_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Check the tensors of a batch.
 

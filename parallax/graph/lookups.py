@@ -18,6 +18,8 @@ _IDS_ARGUMENT = {
     aten.gather.default: 2,
     aten.index.Tensor: 1,
 }
+WRAPPING = {aten.index.Tensor}
+"""Lookups in which negative ids count from the end."""
 _INTEGERS = (torch.int64, torch.int32)
 
 # What turns row gradients into a gradient of the whole table:
@@ -66,6 +68,11 @@ class Lookup:
     variable: str
     node: Node
     ids: Node
+
+    @property
+    def gathers_elements(self) -> bool:
+        """Whether ids choose single elements instead of rows."""
+        return self.node.target is aten.gather.default
 
     @property
     def bag(self) -> bool:

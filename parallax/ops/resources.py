@@ -107,7 +107,18 @@ class CombineSpec:
     reductions: tuple[ReductionSpec, ...]
 
 
-ResourceSpec = RowsSpec | BucketsSpec | PullSpec | CombineSpec
+@dataclass(frozen=True)
+class RowIdsSpec:
+    """Lookups of tables that are read in place: (variable, rows, whether negative ids wrap).
+
+    ``shared``: a failure is told to all workers with the step's control words; else it is raised.
+    """
+
+    tables: tuple[tuple[str, int, bool], ...]
+    shared: bool
+
+
+ResourceSpec = RowsSpec | BucketsSpec | PullSpec | CombineSpec | RowIdsSpec
 
 
 def effect(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,3 +228,15 @@ def spread_rows(
 def coalesce(gradient: torch.Tensor) -> torch.Tensor:
     """A sparse gradient with every row once, as optimizers expect."""
     return gradient.coalesce()
+
+
+def checked_ids(check: Any, ids: torch.Tensor, tables: tuple[int, ...]) -> torch.Tensor:
+    """``ids``, after making sure that these tables have such rows.
+
+    Args:
+        check: the runtime object of a :class:`RowIdsSpec`.
+        ids: what lookups read by.
+        tables: which of its tables they read.
+    """
+    result: torch.Tensor = check.check(ids, tables)
+    return result

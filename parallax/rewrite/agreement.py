@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.errors import SourceLine, VariableError
+from parallax.errors import SourceLine, UnsupportedError, VariableError
 from parallax.graph.stages import is_write
 from parallax.graph.state import Leaf
 from parallax.graph.step_graph import StepGraph
+from parallax.graph.user_code import source_line
 from parallax.ops import marks
 
 aten: Any = torch.ops.aten
@@ -27,6 +28,7 @@ def check_agreement(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
 
     Raises:
         VariableError: one is changed by a value that differs between workers.
+        UnsupportedError: a scheduler or a setting of an optimizer is given such a value.
     """
     inputs = step.placeholders()
     names = {
@@ -43,22 +45,25 @@ def check_agreement(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
             continue
         if node.target is marks.GRADIENT:
             continue
-        tainted = _is_random(node) or any(source in local for source in node.all_input_nodes)
+        tainted = _is_random(node) or any(
+            source in local or base.get(source) in local for source in node.all_input_nodes
+        )
         if tainted:
             local.add(node)
         written = _written(node)
-        if written is None:
+        if not written:
             _follow_view(node, base)
             continue
-        target = base.get(written, written)
-        base[node] = target
-        if not tainted or (written in local and len(node.all_input_nodes) == 1):
-            continue
-        local.add(target)
-        name = names.get(target)
-        leaf = leaves.get(name) if name is not None else None
-        if leaf is not None and (leaf.kind == "slot" or _is_trained(leaf)):
-            raise _error(leaf, node)
+        if written[0] is node.args[0]:
+            base[node] = base.get(written[0], written[0])
+        for target in dict.fromkeys(base.get(item, item) for item in written):
+            if not tainted or (target in local and len(node.all_input_nodes) == 1):
+                continue
+            local.add(target)
+            name = names.get(target)
+            leaf = leaves.get(name) if name is not None else None
+            if leaf is not None and (leaf.kind == "slot" or _is_trained(leaf)):
+                raise _error(leaf, node)
     _check_outputs(step, leaves, local)
 
 
@@ -69,17 +74,42 @@ def _is_trained(leaf: Leaf) -> bool:
 def _check_outputs(step: StepGraph, leaves: Mapping[str, Leaf], local: set[Node]) -> None:
     values: Any = next(node for node in step.graph.nodes if node.op == "output").args[0]
     for output, value in zip(step.outputs, values, strict=True):
-        if output.kind == "state" and value in local:
-            leaf = leaves.get(output.name)
-            if leaf is not None and leaf.kind == "slot":
-                raise _error(leaf, value)
+        if value not in local:
+            continue
+        if output.kind == "call":
+            raise UnsupportedError(
+                "The step steps a scheduler with a value of this worker's batch: workers would "
+                "go on with different learning rates.",
+                hint="step it outside the step with a value that is equal on all workers, for "
+                "example a validation loss over all data.",
+                where=_line(value),
+            )
+        leaf = leaves.get(output.name) if output.kind == "state" else None
+        if leaf is not None and leaf.kind == "slot":
+            raise _error(leaf, value)
+        if leaf is not None and leaf.kind == "group":
+            raise UnsupportedError(
+                f"The step sets {leaf.name} to a value of this worker's batch: workers would go on "
+                "with different settings.",
+                hint="use a torch.optim.lr_scheduler, or set it outside the step before "
+                "runner.run().",
+                where=_line(value),
+            )
 
 
-def _written(node: Node) -> Node | None:
+def _written(node: Node) -> list[Node]:
+    """The arguments that a node writes to."""
     if not is_write(node):
-        return None
-    target = node.kwargs.get("out", node.args[0] if node.args else None)
-    return target if isinstance(target, Node) else None
+        return []
+    schema: Any = getattr(node.target, "_schema", None)
+    found: list[Node] = []
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name)
+        items: Any = value if isinstance(value, list | tuple) else [value]
+        found += [item for item in items if isinstance(item, Node)]
+    return found
 
 
 def _follow_view(node: Node, base: dict[Node, Node]) -> None:
@@ -108,5 +138,5 @@ def _error(leaf: Leaf, node: Node) -> VariableError:
 
 
 def _line(node: Node) -> SourceLine | None:
-    place = node.meta.get("user_line")
-    return place if isinstance(place, SourceLine) else None
+    place = node.meta.get("user_place")
+    return None if place is None else source_line(*place)

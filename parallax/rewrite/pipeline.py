@@ -11,6 +11,7 @@ from parallax.graph.variables import Analysis
 from parallax.ops import marks
 from parallax.ops.resources import coalesce
 from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases
+from parallax.rewrite.row_ids import check_row_ids
 from parallax.rewrite.shards import combine_reductions, place_on_shards, pull_new_values
 from parallax.rewrite.synchronizers.dense import synchronize_dense
 from parallax.rewrite.synchronizers.rows import synchronize_rows
@@ -41,6 +42,7 @@ PASSES: tuple[Pass, ...] = (
     combine_reductions,
     pull_new_values,
     lower_marks,
+    check_row_ids,
 )
 
 
@@ -62,6 +64,7 @@ def rewrite(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -
             one_pass(work)
     else:
         lower_marks(work)
+        check_row_ids(work)
     remove_dead(step.graph)
     step.graph.lint()
     step.graph_module.recompile()

@@ -143,9 +143,7 @@ def _spans_zero(node: Node) -> bool:
     high = node.args[2] if len(node.args) > 2 else None
     low = -math.inf if low is None else low
     high = math.inf if high is None else high
-    return (
-        isinstance(low, int | float) and isinstance(high, int | float) and low <= 0 <= high
-    )
+    return isinstance(low, int | float) and isinstance(high, int | float) and low <= 0 <= high
 
 
 def _reads_are_private(component: Component, kinds: dict[Node, Kind]) -> bool:
@@ -210,9 +208,7 @@ class _Narrowing:
     def _rows_of(self, shard: Node, before: Node) -> Node:
         if shard not in self.gathered:
             with self.work.graph.inserting_before(before):
-                self.gathered[shard] = self.work.call(
-                    aten.index_select.default, shard, 0, self.ids
-                )
+                self.gathered[shard] = self.work.call(aten.index_select.default, shard, 0, self.ids)
         return self.gathered[shard]
 
     def _write(self, node: Node) -> None:

@@ -7,6 +7,8 @@ are counted; texts travel through the store, and nothing is ever unpickled.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import time
 from collections import Counter
@@ -106,6 +108,13 @@ class World:
         self._store = store
         self._groups = groups or {}
         self._round: Counter[str] = Counter()
+        if store is not None:
+            atexit.register(self._say_goodbye)
+
+    def _say_goodbye(self) -> None:
+        """Let workers that still wait for this one know that it will not come."""
+        with contextlib.suppress(Exception):
+            self._store.set(f"parallax/ended/{self.rank}", "")
 
     # -- Collectives ----------------------------------------------------------------------
 
@@ -169,21 +178,48 @@ class World:
             return [text]
         key = f"parallax/{topic}/{self._round[topic]}"
         self._round[topic] += 1
+        try:
+            return self._exchange_texts(topic, key, text)
+        except dist.DistError as error:
+            raise PeerError(
+                f"Worker {self.rank} lost the others while agreeing on {topic}: "
+                f"{str(error).splitlines()[0]}",
+                hint="the first failure in the other workers' output is the cause.",
+            ) from error
+
+    def _exchange_texts(self, topic: str, key: str, text: str) -> list[str]:
         self._store.set(f"{key}/{self.rank}", text)
         keys = [f"{key}/{worker}" for worker in range(self.size)]
         deadline = time.monotonic() + START_TIMEOUT.total_seconds()
-        pause = 0.0005
+        pause, looked = 0.0005, time.monotonic()
         while not self._store.check(keys):
-            if time.monotonic() > deadline:
-                absent = [k.rpartition("/")[2] for k in keys if not self._store.check([k])]
+            now = time.monotonic()
+            if now - looked > 1.0:
+                looked = now
+                self._check_ended(topic, keys)
+            if now > deadline:
+                absent = ", ".join(map(str, self._absent(keys)))
                 raise PeerError(
                     f"Worker {self.rank} waited {START_TIMEOUT.total_seconds():.0f} s to agree on "
-                    f"{topic}; still missing: worker {', '.join(absent)}.",
+                    f"{topic}; still missing: worker {absent}.",
                     hint="see those workers' output for the cause.",
                 )
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
         return [self._store.get(k).decode() for k in keys]
+
+    def _absent(self, keys: list[str]) -> list[int]:
+        return [worker for worker, key in enumerate(keys) if not self._store.check([key])]
+
+    def _check_ended(self, topic: str, keys: list[str]) -> None:
+        ended = [w for w in range(self.size) if self._store.check([f"parallax/ended/{w}"])]
+        gone = [worker for worker in self._absent(keys) if worker in ended]
+        if gone:
+            raise PeerError(
+                f"Worker {self.rank} waits to agree on {topic}, but worker {gone[0]} has ended.",
+                hint="give every worker the same number of batches (parallax.shard() does); if "
+                f"worker {gone[0]} failed, its output has the cause.",
+            )
 
     def barrier(self, topic: str) -> None:
         """Wait for all workers."""

@@ -6,7 +6,6 @@ before anything was changed. A worker applies a step only when all agree on it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,16 +13,8 @@ import torch
 from parallax.errors import BatchError, DisagreementError, RowIdError
 from parallax.runtime.comm import World
 
-INTEGERS = 5
-FLOATS = 18
-
-
-@dataclass(frozen=True)
-class BadId:
-    """A lookup of a row that a table does not have."""
-
-    table: int
-    identifier: int
+INTEGERS = 3
+FLOATS = 19
 
 
 class StepControl:
@@ -40,7 +31,8 @@ class StepControl:
         self.weight = self.usual_weight
         self.total = self.weight * world.size
         self.digest = 0
-        self.tables: dict[int, tuple[str, int]] = {}
+        self.failure = ""
+        """What this worker found wrong with its batch in this step, told to all workers."""
 
     def begin(self, plan: int, step: int, weight: int) -> None:
         """Start a step.
@@ -53,25 +45,17 @@ class StepControl:
         self.digest = (plan ^ (step * 0x9E3779B97F4A7C15)) & 0x7FFFFFFFFFFFFFFF
         self.weight = weight
         self.total = weight * self.world.size
+        self.failure = ""
 
     # -- With integers, in the message of counts ---------------------------------------------
 
-    def integers(self, bad: BadId | None) -> list[int]:
-        """The words as integers."""
-        return [
-            self.digest,
-            self.weight,
-            0 if bad is None else 1,
-            0 if bad is None else bad.table,
-            0 if bad is None else bad.identifier,
-        ]
+    def integers(self, bad: str) -> list[int]:
+        """The words as integers; ``bad`` says what is wrong with the exchange's ids."""
+        self.failure = self.failure or bad
+        return [self.digest, self.weight, 1 if self.failure else 0]
 
-    def check_integers(self, words: list[list[int]], names: list[tuple[str, int]]) -> None:
-        """Compare what all workers sent.
-
-        Args:
-            words: one list per worker.
-            names: the exchange's tables with their numbers of rows.
+    def check_integers(self, words: list[list[int]]) -> None:
+        """Compare what all workers sent, one list per worker.
 
         Raises:
             DisagreementError: a worker is about to run another step or another plan.
@@ -81,13 +65,8 @@ class StepControl:
         for worker, received in enumerate(words):
             if received[0] != self.digest:
                 raise self._differs(worker)
-            if received[2]:
-                name, rows = names[received[3]]
-                raise RowIdError(
-                    f"Worker {worker} looks up row {received[4]} of table {name!r}, which has rows "
-                    f"0 to {rows - 1}. Nothing was updated in this step.",
-                    hint="check the vocabulary the data was encoded with, and its padding id.",
-                )
+        if any(received[2] for received in words):
+            raise self._failed()
         self._set_total(sum(received[1] for received in words))
 
     # -- With floats, at the end of a bucket of dense gradients ------------------------------
@@ -97,7 +76,7 @@ class StepControl:
         halves = [(self.digest >> (8 * i)) & 0xFF for i in range(8)]
         out.copy_(
             torch.tensor(
-                [*halves, *(h * h for h in halves), self.weight, 1.0],
+                [*halves, *(h * h for h in halves), self.weight, 1.0, bool(self.failure)],
                 dtype=out.dtype,
                 device=out.device,
             )
@@ -108,6 +87,7 @@ class StepControl:
 
         Raises:
             DisagreementError: some worker ran another step or another plan.
+            RowIdError: a worker looks up a row that does not exist.
             BatchError: every worker's batch is empty.
         """
         values = [round(v) for v in words.tolist()]
@@ -116,6 +96,8 @@ class StepControl:
             values[i] * values[i] != size * values[8 + i] for i in range(8)
         ):
             raise self._differs(None)
+        if values[18]:
+            raise self._failed()
         self._set_total(values[16])
 
     @property
@@ -139,6 +121,14 @@ class StepControl:
                 hint="check that the data is not exhausted and that its sharding leaves batches.",
             )
         self.total = total
+
+    def _failed(self) -> RowIdError:
+        """All workers know that some failed; each says what it found."""
+        found = self.world.texts("failure", self.failure)
+        return RowIdError(
+            next(text for text in found if text),
+            hint="check the vocabulary the data was encoded with, and its padding id.",
+        )
 
     def _differs(self, worker: int | None) -> DisagreementError:
         who = f"worker {worker}" if worker is not None else "another worker"

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from parallax.ops.resources import BucketsSpec, CombineSpec, PullSpec, ResourceSpec, RowsSpec
+from parallax.ops.resources import (
+    BucketsSpec,
+    CombineSpec,
+    PullSpec,
+    ResourceSpec,
+    RowIdsSpec,
+    RowsSpec,
+)
 from parallax.runtime.comm import World
 from parallax.runtime.control import StepControl
 from parallax.runtime.dense import Buckets, Combiner, ValuePull
+from parallax.runtime.row_ids import RowIdCheck
 from parallax.runtime.rows import RowExchange
 
 
@@ -33,6 +41,8 @@ class ResourcePool:
             return Buckets(spec, self._world, self._control)
         if isinstance(spec, PullSpec):
             return ValuePull(spec, self._world)
+        if isinstance(spec, RowIdsSpec):
+            return RowIdCheck(spec, self._control)
         assert isinstance(spec, CombineSpec)
         return Combiner(spec, self._world)
 

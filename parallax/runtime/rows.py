@@ -16,7 +16,8 @@ import torch
 
 from parallax.ops.resources import RowsSpec, TableSpec
 from parallax.runtime.comm import Pending, World
-from parallax.runtime.control import INTEGERS, BadId, StepControl
+from parallax.runtime.control import INTEGERS, StepControl
+from parallax.runtime.row_ids import bad_row
 
 
 @dataclass
@@ -54,7 +55,6 @@ class RowExchange:
         self.spec = spec
         self.world = world
         self.control = control
-        self._names = [(table.name, table.rows) for table in spec.tables]
         self.touched = [0.0] * len(spec.tables)
         self.steps = 0
 
@@ -81,14 +81,12 @@ class RowExchange:
 
     def _unique(
         self, ids: Sequence[Sequence[torch.Tensor]]
-    ) -> tuple[
-        list[list[Any]], list[torch.Tensor], list[list[int]], list[int | None], BadId | None
-    ]:
+    ) -> tuple[list[list[Any]], list[torch.Tensor], list[list[int]], list[int | None], str]:
         result: list[list[Any]] = []
         locals_: list[torch.Tensor] = []
         counts: list[list[int]] = []
         padding: list[int | None] = []
-        bad: BadId | None = None
+        bad = ""
         for index, (table, parts) in enumerate(zip(self.spec.tables, ids, strict=True)):
             flat = torch.cat([part.reshape(-1) for part in parts]).long()
             if table.wraps:
@@ -96,7 +94,8 @@ class RowExchange:
             if flat.numel():
                 low, high = (int(bound) for bound in torch.aminmax(flat))
                 if low < 0 or high >= table.rows:
-                    bad = bad or BadId(index, low if low < 0 else high)
+                    identifier = low if low < 0 else high
+                    bad = bad or bad_row(self.world.rank, table.name, table.rows, identifier)
                     flat = flat.clamp(0, max(table.rows - 1, 0))
             rows, positions, owned, hidden = self._by_owner(flat, table)
             padding.append(hidden)
@@ -133,7 +132,7 @@ class RowExchange:
             counts = counts * self.world.size
         return keys % stride, positions, counts, hidden
 
-    def _exchange_counts(self, asked: list[list[int]], bad: BadId | None) -> list[list[int]]:
+    def _exchange_counts(self, asked: list[list[int]], bad: str) -> list[list[int]]:
         """Tell every worker how many rows of each table it is asked for, with control words."""
         size, width = self.world.size, INTEGERS + len(self.spec.tables)
         words = self.control.integers(bad)
@@ -143,7 +142,7 @@ class RowExchange:
             received.view(-1), sent.view(-1), [width] * size, [width] * size, "rows: counts"
         ).wait()
         table = received.tolist()
-        self.control.check_integers([row[:INTEGERS] for row in table], self._names)
+        self.control.check_integers([row[:INTEGERS] for row in table])
         return [row[INTEGERS:] for row in table]
 
     def _exchange_ids(
@@ -151,7 +150,7 @@ class RowExchange:
         rows: list[torch.Tensor],
         asked: list[list[int]],
         padding: list[int | None],
-        bad: BadId | None,
+        bad: str,
     ) -> Requested:
         served = self._exchange_counts(asked, bad)
         kind = torch.int32 if max(t.rows for t in self.spec.tables) < 2**31 else torch.int64

@@ -14,9 +14,9 @@ import torch
 from parallax.config import Config
 from parallax.errors import DisagreementError, UnsupportedError
 from parallax.graph.capture import capture
-from parallax.graph.checks import check_batch, check_state
+from parallax.graph.checks import check_batch, check_state, check_unchanged
 from parallax.graph.discovery import StepObjects
-from parallax.graph.state import aliases
+from parallax.graph.state import Leaf, aliases
 from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
 from parallax.rewrite.context import WorkerGraph
@@ -75,6 +75,7 @@ class Runner:
         self._resources = ResourcePool(world, self._control)
         self._strategy: Strategy | None = None
         self._variables: dict[str, Variable] = {}
+        self._known: dict[str, Leaf] = {}
         self._steps = 0
         self._captures = 0
         self._last: Program | None = None
@@ -149,6 +150,9 @@ class Runner:
 
     def _prepare(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Program:
         check_batch(batch, named)
+        self._state.refresh()
+        if self._strategy is not None:
+            check_unchanged(self._known, self._state.leaves)
         description = structure(batch, named)
         if self._strategy is None and self.num_workers > 1:
             self._compare(description, batch, named)
@@ -236,6 +240,7 @@ class Runner:
                     hint="start every worker with the same Config and the same versions.",
                 )
             self._strategy = strategy
+            self._known = dict(self._state.leaves)
             self._variables = analysis.variables
             self._dump("strategy", lambda: strategy.to_json().decode(), "json")
         elif self.num_workers > 1:

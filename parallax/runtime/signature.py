@@ -18,9 +18,20 @@ class SignatureReader:
     """Computes the signature of a call; cheap, since it runs before every step."""
 
     def __init__(self, objects: StepObjects) -> None:
-        self._modules = [m for model in objects.models.values() for m in model.modules()]
-        self._parameters = [p for model in objects.models.values() for p in model.parameters()]
+        self._objects = objects
         self._optimizers = list(objects.optimizers.values())
+        self._look()
+
+    def _look(self) -> None:
+        models = self._objects.models.values()
+        self._modules = [m for model in models for m in model.modules()]
+        self._parameters = [p for model in models for p in model.parameters()]
+        self._parts = [part for m in self._modules for part in (m._modules, m._parameters)]
+        self._structure = self._read_structure()
+
+    def _read_structure(self) -> list[int]:
+        """What the models are made of, to notice modules and parameters put in or replaced."""
+        return [id(item) for part in self._parts for item in part.values()]
 
     def read(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Signature, list[Any]]:
         """The signature of one call and the flat batch.
@@ -30,12 +41,16 @@ class SignatureReader:
         """
         flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
         batch = tuple([_describe(item) for item in flat])
+        structure = self._read_structure()
+        if structure != self._structure:
+            self._look()
         return (
             spec,
             batch,
             tuple([module.training for module in self._modules]),
             tuple([parameter.requires_grad for parameter in self._parameters]),
             self._optimizer_part(),
+            tuple(self._structure),
         ), flat
 
     def _optimizer_part(self) -> Hashable:

@@ -1,0 +1,47 @@
+"""Check the ids of lookups that read a table in place, before anything is computed from them."""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from parallax.graph.lookups import WRAPPING, lookup_of
+from parallax.ops.resources import BucketsSpec, RowIdsSpec, RowsSpec, checked_ids
+from parallax.rewrite.context import Rewriting
+
+
+def check_row_ids(work: Rewriting) -> None:
+    """Let every remaining lookup of a parameter read by checked ids.
+
+    Exchanged tables check theirs with the exchange. The kernels of torch raise on one worker only,
+    without a name, or on CUDA end the process.
+    """
+    step = work.step
+    tables: list[tuple[str, int, bool]] = []
+    readers: dict[Node, dict[int, None]] = {}
+    placeholders = step.placeholders()[len(work.resource_nodes) :]
+    for item, node in zip(step.inputs, placeholders, strict=True):
+        value = node.meta.get("val")
+        if item.kind != "state" or value is None or value.dim() == 0:
+            continue
+        for user in node.users:
+            lookup = lookup_of(user, node, item.name)
+            if lookup is None or lookup.gathers_elements:
+                continue
+            table = (item.name, int(value.shape[0]), user.target in WRAPPING)
+            if table not in tables:
+                tables.append(table)
+            readers.setdefault(lookup.ids, {})[tables.index(table)] = None
+    if not readers:
+        return
+    shared = work.workers > 1 and any(
+        isinstance(spec, BucketsSpec | RowsSpec) for spec in work.result.resources
+    )
+    check = work.resource(RowIdsSpec(tuple(tables), shared), "row_ids")
+    last = step.placeholders()[-1]
+    for ids, indices in readers.items():
+        with work.graph.inserting_after(last if ids.op == "placeholder" else ids):
+            checked = work.call(checked_ids, check, ids, tuple(indices))
+        checked.meta.update(ids.meta)
+        for user in list(ids.users):
+            if user is not checked:
+                user.replace_input_with(ids, checked)
