@@ -28,6 +28,7 @@ import parallax
 from parallax import config, errors
 from parallax.cluster import environment
 from parallax.graph.discovery import discover
+from parallax.rewrite.pipeline import PASSES
 from parallax.runtime.comm import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import BUILDERS
@@ -333,3 +334,9 @@ def test_rooms_import_what_the_page_says() -> None:
                     if found not in {room, *re.findall(r"\w+", allowed)}:
                         wrong.append(f"{path.relative_to(ROOT)} imports {found}")
     assert wrong == []
+
+
+def test_passes_are_those_of_the_page() -> None:
+    section = text_of("docs/architecture.md").partition("## Rewriting")[2].partition("\n## ")[0]
+    named = re.findall(r"^\d+\. `(\w+)`", section, re.M)
+    assert named == [one_pass.__name__ for one_pass in PASSES]
