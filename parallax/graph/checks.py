@@ -13,6 +13,7 @@ from parallax.errors import BatchError, ModelError, UnsupportedError, VariableEr
 from parallax.graph.discovery import StepObjects
 from parallax.graph.state import Leaf, leaves, parameter_names
 from parallax.graph.torch_internals import raw_ptr_ranges
+from parallax.graph.user_code import source_line
 
 _TRAINABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _QUASI = (torch.optim.LBFGS,)
@@ -48,18 +49,25 @@ def _check_module(name: str, module: torch.nn.Module) -> None:
     if getattr(module, "max_norm", None) is not None and isinstance(
         module, torch.nn.Embedding | torch.nn.EmbeddingBag
     ):
-        raise UnsupportedError(
-            f"The embedding {name!r} has max_norm, which rewrites the rows that a batch looks up "
-            "during the forward pass: every worker would rewrite others.",
-            hint="drop max_norm and normalise the looked-up rows instead, "
-            "torch.nn.functional.normalize(embedding(ids), dim=-1) * max_norm; or clip rows after "
-            "optimizer.step().",
-        )
+        raise max_norm_error(f"The embedding {name!r}")
     if isinstance(module, torch.nn.parallel.DistributedDataParallel):
         raise UnsupportedError(
             f"{name!r} is wrapped in DistributedDataParallel.",
             hint="pass the plain module: parallax distributes it itself.",
         )
+
+
+def max_norm_error(what: str, node: torch.fx.Node | None = None) -> UnsupportedError:
+    """Why a lookup with max_norm is refused, at the user's line that made ``node``."""
+    place = None if node is None else node.meta.get("user_place")
+    return UnsupportedError(
+        f"{what[0].upper()}{what[1:]} has max_norm, which rewrites the rows that a batch looks up "
+        "during the forward pass: every worker would rewrite others.",
+        hint="drop max_norm and normalise the looked-up rows instead, "
+        "torch.nn.functional.normalize(embedding(ids), dim=-1) * max_norm; or clip rows after "
+        "optimizer.step().",
+        where=None if place is None else source_line(*place),
+    )
 
 
 def _check_parameter(leaf: Leaf) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from parallax.errors import UnsupportedError
+from parallax.graph.checks import max_norm_error
 from parallax.graph.layout import Component, follow
 from parallax.graph.lookups import (
     Lookup,
@@ -119,6 +120,8 @@ def analyze(
     for node in step.graph.nodes:
         if node.target is marks.GRADIENT:
             gradients.setdefault(node.args[1], []).append(node)
+        elif node.target is aten.embedding_renorm_.default:
+            raise max_norm_error("a lookup of the step", node)
     components: dict[str, Component] = {}
     lookups: dict[str, list[Lookup]] = {}
     parameters = [

@@ -125,10 +125,7 @@ class StepControl:
     def _failed(self) -> RowIdError:
         """All workers know that some failed; each says what it found."""
         found = self.world.texts("failure", self.failure)
-        return RowIdError(
-            next(text for text in found if text),
-            hint="check the vocabulary the data was encoded with, and its padding id.",
-        )
+        return row_id_error(next(text for text in found if text))
 
     def _differs(self, worker: int | None) -> DisagreementError:
         who = f"worker {worker}" if worker is not None else "another worker"
@@ -144,3 +141,10 @@ def batch_weight(flat: list[Any]) -> int:
     """Rows of a batch: the leading size that its tensors share, 1 if they share none."""
     sizes = {item.shape[0] for item in flat if isinstance(item, torch.Tensor) and item.dim() > 0}
     return sizes.pop() if len(sizes) == 1 else 1
+
+
+def row_id_error(problem: str) -> RowIdError:
+    """A lookup of a row that a table does not have."""
+    return RowIdError(
+        problem, hint="check the vocabulary the data was encoded with, and its padding id."
+    )

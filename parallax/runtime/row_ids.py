@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from parallax.errors import RowIdError
 from parallax.ops.resources import RowIdsSpec
-from parallax.runtime.control import StepControl
+from parallax.runtime.control import StepControl, row_id_error
 
 
 class RowIdCheck:
@@ -39,11 +38,4 @@ def bad_row(worker: int, name: str, rows: int, identifier: int) -> str:
     return (
         f"Worker {worker} looks up row {identifier} of table {name!r}, which has rows 0 to "
         f"{rows - 1}. Nothing was updated in this step."
-    )
-
-
-def row_id_error(problem: str) -> RowIdError:
-    return RowIdError(
-        problem,
-        hint="check the vocabulary the data was encoded with, and its padding id.",
     )
