@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import dis
 import functools
 import inspect
 import sys
@@ -289,7 +290,12 @@ def members(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _global_names(code: types.CodeType) -> list[str]:
-    names = list(code.co_names)
+    """Names that code reads or sets as globals; ``co_names`` has those of attributes as well."""
+    names = [
+        str(instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if "GLOBAL" in instruction.opname or instruction.opname in ("LOAD_NAME", "STORE_NAME")
+    ]
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names += _global_names(constant)
