@@ -225,6 +225,50 @@ def spread_rows(
     return torch.arange(count, device=ids.device), whole
 
 
+BLOCK_ROWS = 16384
+
+
+@effect
+def update_in_blocks(
+    body: Callable[..., Sequence[torch.Tensor]],
+    ids: torch.Tensor,
+    gradients: Sequence[torch.Tensor],
+    shards: Sequence[torch.Tensor],
+    others: Sequence[Any],
+    count: int,
+) -> list[torch.Tensor]:
+    """Run an update on blocks of a shard's rows.
+
+    Args:
+        body: the update of one block; changes its shards in place and returns new state.
+        ids: sorted numbers of the touched rows.
+        gradients: values of the touched rows; zero in all other rows.
+        shards: state with ``count`` rows.
+        others: what every block sees whole (numbers, norms).
+        count: rows of the shard.
+
+    Returns:
+        New state of ``count`` rows that the update made.
+    """
+    created: list[torch.Tensor] = []
+    bounds = torch.arange(0, count + BLOCK_ROWS, BLOCK_ROWS, device=ids.device)
+    places = torch.searchsorted(ids, bounds).tolist()
+    for block, first in enumerate(range(0, max(count, 1), BLOCK_ROWS)):
+        last = min(first + BLOCK_ROWS, count)
+        low, high = places[block], places[block + 1]
+        near = ids[low:high] - first
+        dense = [
+            g.new_zeros((last - first, *g.shape[1:])).index_copy_(0, near, g[low:high])
+            for g in gradients
+        ]
+        made = body(*dense, *[shard[first:last] for shard in shards], *others)
+        if not created:
+            created = [new.new_empty((count, *new.shape[1:])) for new in made]
+        for whole, new in zip(created, made, strict=True):
+            whole[first:last] = new
+    return created
+
+
 def coalesce(gradient: torch.Tensor) -> torch.Tensor:
     """A sparse gradient with every row once, as optimizers expect."""
     return gradient.coalesce()

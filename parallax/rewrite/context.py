@@ -48,7 +48,9 @@ class Rewriting:
     phases: list[Phase] = field(default_factory=list)
     resource_nodes: list[Node] = field(default_factory=list)
     touched: dict[str, tuple[Node, Node]] = field(default_factory=dict)
-    """Variables whose gradient arrives as (row numbers, rows) of touched rows."""
+    """Variables of which only touched rows are updated: (row numbers, rows of the gradient)."""
+    blocked: dict[str, tuple[Node, Node]] = field(default_factory=dict)
+    """Variables that are updated block by block, with the same."""
 
     @property
     def step(self) -> StepGraph:

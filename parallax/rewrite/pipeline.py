@@ -10,6 +10,7 @@ from parallax.graph.cleanup import remove_dead
 from parallax.graph.variables import Analysis
 from parallax.ops import marks
 from parallax.ops.resources import coalesce
+from parallax.rewrite.blocks import split_updates
 from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases
 from parallax.rewrite.row_ids import check_row_ids
 from parallax.rewrite.shards import combine_reductions, place_on_shards, pull_new_values
@@ -39,6 +40,7 @@ PASSES: tuple[Pass, ...] = (
     synchronize_rows,
     synchronize_dense,
     touch_only_rows,
+    split_updates,
     combine_reductions,
     pull_new_values,
     lower_marks,

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -85,7 +86,7 @@ def classify(
         source = reduction.node.args[0]
         if isinstance(source, Node) and kinds.get(source) == "read":
             return None
-        if kinds.get(source) == "zero" and not _ignores_zeros(reduction):  # type: ignore[arg-type]
+        if kinds.get(source) == "zero" and not ignores_zeros(reduction):  # type: ignore[arg-type]
             return None
     created = [n for n in component.members if any(u.op == "output" for u in n.users)]
     if any(kinds[node] != "state" for node in created):
@@ -94,10 +95,11 @@ def classify(
 
 
 def _survives(reduction: Reduction, kinds: dict[Node, Kind], gradients: set[Node]) -> bool:
-    return reduction.node.args[0] not in gradients or _ignores_zeros(reduction)
+    return reduction.node.args[0] not in gradients or ignores_zeros(reduction)
 
 
-def _ignores_zeros(reduction: Reduction) -> bool:
+def ignores_zeros(reduction: Reduction) -> bool:
+    """Whether rows of zeros leave a reduction as it is."""
     if reduction.kind == "norm":
         return reduction.order > 0
     return reduction.kind in ("sum", "mean")
@@ -105,7 +107,6 @@ def _ignores_zeros(reduction: Reduction) -> bool:
 
 def _kind(node: Node, kinds: dict[Node, Kind]) -> Kind | None:
     inputs = [kinds[source] for source in node.all_input_nodes if source in kinds]
-    target = node.target
     first = kinds.get(node.args[0]) if isinstance(node.args[0], Node) else None
     if is_write(node) and first == "state":
         return "state" if _write_fits(node, kinds, inputs) else None
@@ -113,15 +114,28 @@ def _kind(node: Node, kinds: dict[Node, Kind]) -> Kind | None:
         if "state" in inputs or "read" in inputs:
             return "read" if not is_write(node) or first == "read" else None
         return None
+    zeros = {source: None for source in node.all_input_nodes if kinds.get(source) == "zero"}
+    return "zero" if keeps_zero(node, zeros) else None
+
+
+def keeps_zero(node: Node, zeros: Mapping[Node, None]) -> bool:
+    """Whether a node is zero wherever its inputs among ``zeros`` are."""
+    target = node.target
+    inputs = [source in zeros for source in node.all_input_nodes]
+    first = node.args[0] in zeros if node.args and isinstance(node.args[0], Node) else False
+    if not any(inputs):
+        return False
     if target in _KEEPS_ZERO or (target in _CLAMPS and _spans_zero(node)):
-        return "zero"
-    if target in _MULTIPLIES or (target in _DIVIDES and first == "zero"):
-        return "zero"
-    if target in _ADDS and set(inputs) == {"zero"} and len(inputs) == 2:
-        return "zero"
-    if target is aten.pow.Tensor_Scalar and isinstance(node.args[1], int | float):
-        return "zero" if node.args[1] > 0 else None
-    return None
+        return True
+    if target in _MULTIPLIES or (target in _DIVIDES and first and sum(inputs) == 1):
+        return True
+    if target in _ADDS:
+        return len(inputs) == 2 and all(inputs)
+    return (
+        target is aten.pow.Tensor_Scalar
+        and isinstance(node.args[1], int | float)
+        and node.args[1] > 0
+    )
 
 
 def _write_fits(node: Node, kinds: dict[Node, Kind], inputs: list[Kind]) -> bool:
@@ -234,21 +248,34 @@ class _Narrowing:
                 user.replace_input_with(node, shard)
 
     def _spread(self, node: Node) -> None:
-        """A factor that is not finite makes all rows NaN, as it would a dense gradient."""
-        factors = [
-            source
-            for source in node.all_input_nodes
-            if source not in self.kinds and isinstance(source.meta.get("val"), torch.Tensor)
-        ]
-        zeros = [source for source in node.all_input_nodes if self.kinds.get(source) == "zero"]
-        if not factors or len(zeros) != 1:
-            return
-        zero = zeros[0]
         name = next(iter(self.component.variables))
         count = self.work.layout(name).local_rows(self.work.worker)
-        with self.work.graph.inserting_before(node):
-            spread = self.work.call(spread_rows, self.ids, zero, factors, count)
-            self.ids = self.work.graph.call_function(operator.getitem, (spread, 0))
-            wide = self.work.graph.call_function(operator.getitem, (spread, 1))
-        self.gathered.clear()
-        node.replace_input_with(zero, wide)
+        zeros = {n for n, kind in self.kinds.items() if kind == "zero"}
+        ids = spread_where_needed(self.work, node, zeros, self.ids, count)
+        if ids is not self.ids:
+            self.ids = ids
+            self.gathered.clear()
+
+
+def spread_where_needed(
+    work: Rewriting, node: Node, zeros: set[Node], ids: Node, count: int
+) -> Node:
+    """Before touched rows are multiplied by a tensor, make them all rows if it is not finite.
+
+    Zero times infinity is NaN: a dense gradient would become NaN in every row. Returns the node of
+    the row numbers from there on.
+    """
+    factors = [
+        source
+        for source in node.all_input_nodes
+        if source not in zeros and isinstance(source.meta.get("val"), torch.Tensor)
+    ]
+    sources = [source for source in node.all_input_nodes if source in zeros]
+    if not factors or len(sources) != 1:
+        return ids
+    with work.graph.inserting_before(node):
+        spread = work.call(spread_rows, ids, sources[0], factors, count)
+        spread_ids = work.graph.call_function(operator.getitem, (spread, 0))
+        wide = work.graph.call_function(operator.getitem, (spread, 1))
+    node.replace_input_with(sources[0], wide)
+    return spread_ids

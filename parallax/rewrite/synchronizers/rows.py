@@ -27,6 +27,7 @@ from parallax.ops.resources import (
     receive_rows,
     unique_rows,
 )
+from parallax.rewrite.blocks import can_update_in_blocks
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.touched_rows import can_touch_only_rows
 
@@ -82,7 +83,10 @@ def _fetch(work: Rewriting, group: _Group) -> None:
     if group.sharded:
         gradients = work.analysis.gradients
         group.touched = {
-            name for name in group.tables if can_touch_only_rows(work, name, gradients[name])
+            name
+            for name in group.tables
+            if can_touch_only_rows(work, name, gradients[name])
+            or can_update_in_blocks(work, name, gradients[name])
         }
     group.resource = work.resource(
         RowsSpec(tuple(_table(work, name, group) for name in group.tables), group.sharded),
@@ -186,7 +190,8 @@ def _push(work: Rewriting, group: _Group, marks: list[Node], first_use: Node) ->
             if name in group.touched:
                 ids = work.item(value, 0)
                 value = work.item(value, 1)
-                work.touched[name] = (ids, value)
+                narrow = can_touch_only_rows(work, name, [mark])
+                (work.touched if narrow else work.blocked)[name] = (ids, value)
                 component = work.analysis.components[name]
                 component.members[value] = None
             value.meta.update(mark.meta)
