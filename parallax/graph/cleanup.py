@@ -82,12 +82,13 @@ def _drop_copies_before_marks(graph: torch.fx.Graph) -> None:
         if copy.target is not aten.clone.default or len(copy.users) > 1:
             continue
         source = copy.args[0]
-        if source.op == "call_function" and len(source.users) == 1 and not _is_view(source):
+        if source.op == "call_function" and len(source.users) == 1 and not is_view(source):
             copy.replace_all_uses_with(source)
             graph.erase_node(copy)
 
 
-def _is_view(node: Node) -> bool:
+def is_view(node: Node) -> bool:
+    """Whether the result of a node may share memory with its input."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return True

@@ -94,7 +94,8 @@ def lookup_of(node: Node, table: Node, variable: str) -> Lookup | None:
         if not ids or any(i is not None for i in ids[1:]):
             return None
         ids = ids[0]
-    if not isinstance(ids, Node) or ids.meta["val"].dtype not in _INTEGERS:
+    value = ids.meta.get("val") if isinstance(ids, Node) else None
+    if not isinstance(ids, Node) or value is None or value.dtype not in _INTEGERS:
         return None
     return Lookup(variable, node, ids)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -114,13 +114,20 @@ class Rewriting:
         return self.graph.call_function(operator.getitem, (source, index))
 
 
-def find_phases(marks: Sequence[Node], nodes: Sequence[Node]) -> list[Phase]:
-    """Group marks into phases: all marks of one precede the first use of any of them."""
+def find_phases(
+    marks: Sequence[Node], nodes: Sequence[Node], updates: Collection[Node] = ()
+) -> list[Phase]:
+    """Group marks into phases: all marks of one precede the first use of any of them.
+
+    ``updates`` change variables or slots. The first after a mark counts as a use: nothing may be
+    changed (a momentum decayed, a counter counted) before all workers agree on the step.
+    """
     wanted = set(marks)
     phases: list[Phase] = []
     open_marks: list[Node] = []
     for node in nodes:
-        if open_marks and any(source in open_marks for source in node.all_input_nodes):
+        used = any(source in open_marks for source in node.all_input_nodes)
+        if open_marks and (used or node in updates):
             phases.append(Phase(tuple(open_marks), node))
             open_marks = []
         if node in wanted:

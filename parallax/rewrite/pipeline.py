@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.fx import Node
 
-from parallax.graph.cleanup import remove_dead
+from parallax.graph.cleanup import is_view, remove_dead
+from parallax.graph.stages import is_write
 from parallax.graph.variables import Analysis
 from parallax.ops import marks
 from parallax.ops.resources import coalesce
@@ -48,6 +50,32 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
+def _updates(analysis: Analysis) -> set[Node]:
+    """In-place changes of variables, their slots and their shadows."""
+    step = analysis.step
+    followed = {
+        name
+        for variable in analysis.variables.values()
+        for name in (variable.name, *variable.slots, *variable.shadows)
+    }
+    base = {
+        node: node
+        for item, node in zip(step.inputs, step.placeholders(), strict=True)
+        if item.name in followed
+    }
+    found = set()
+    for node in step.graph.nodes:
+        source = node.args[0] if node.args and node.op == "call_function" else None
+        if not isinstance(source, Node) or source not in base:
+            continue
+        if is_write(node):
+            found.add(node)
+            base[node] = base[source]
+        elif is_view(node):
+            base[node] = base[source]
+    return found
+
+
 def rewrite(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -> WorkerGraph:
     """The graph of one worker. The step of ``analysis`` is used up.
 
@@ -61,7 +89,7 @@ def rewrite(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -
     if workers > 1:
         nodes = list(step.graph.nodes)
         found = [node for node in nodes if node.target is marks.GRADIENT]
-        work.phases = find_phases(found, nodes)
+        work.phases = find_phases(found, nodes, _updates(analysis))
         for one_pass in PASSES:
             one_pass(work)
     else:

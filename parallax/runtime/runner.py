@@ -233,10 +233,10 @@ class Runner:
             texts = self._world.texts("strategy", built.to_json().decode())
             strategy = Strategy.from_json(texts[0])
             verify(strategy, variables, self.num_workers)
-            if built != strategy:
+            other = next((w for w, text in enumerate(texts) if text != texts[0]), None)
+            if other is not None:
                 raise DisagreementError(
-                    f"Worker {self.worker_id} would synchronise variables in another way than "
-                    "worker 0 does.",
+                    f"Worker {other} would synchronise variables in another way than worker 0.",
                     hint="start every worker with the same Config and the same versions.",
                 )
             self._strategy = strategy
@@ -251,7 +251,8 @@ class Runner:
     def _check_still_fits(self, analysis: Analysis) -> None:
         assert self._strategy is not None
         for name, variable in analysis.variables.items():
-            choice = self._strategy.variables[name].synchronizer
+            decided = self._strategy.variables.get(name)
+            choice = "none" if decided is None else decided.synchronizer
             if variable.trainable and choice == "none":
                 raise UnsupportedError(
                     f"{name!r} receives its first gradient only now; the plan was made without it.",
