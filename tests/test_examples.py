@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,15 @@ from parallax.errors import DataError
 CPU = torch.device("cpu")
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """These models are small: more threads mostly wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +160,13 @@ def test_a_smaller_vocabulary_cuts_off_the_rare_words(programs: lm_data.Corpus) 
     assert 0.01 < len(held_out) / len(programs.ids) < 0.03
     whole = programs.within(len(programs.words))[0]
     assert torch.equal(torch.where(whole < 100, whole, 0), train)
+
+
+def test_a_short_text_has_something_held_out() -> None:
+    ids, words = lm_data.encode("to be or not to be , " * 150)
+    train, held_out = lm_data.Corpus(ids, tuple(words), "test").within(100)
+    assert len(train) + len(held_out) == 1050
+    assert len(held_out) == 20
 
 
 def test_marks_of_the_dictionary_are_dropped() -> None:

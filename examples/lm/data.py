@@ -47,7 +47,9 @@ class Corpus:
 
     def within(self, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids below ``vocab``, for training and held out: both [words] int32."""
-        blocks = np.arange(len(self.ids)) // BLOCK_WORDS
+        # At least two blocks of a short text, too.
+        block = max(1, min(BLOCK_WORDS, len(self.ids) // (2 * HELD_OUT_EVERY)))
+        blocks = np.arange(len(self.ids)) // block
         held_out = blocks % HELD_OUT_EVERY == HELD_OUT_EVERY - 1
         ids = np.where(self.ids < vocab, self.ids, np.int32(UNKNOWN))
         return torch.from_numpy(ids[~held_out]), torch.from_numpy(ids[held_out])

@@ -124,10 +124,12 @@ def perplexity(
     ``rows * unroll``: a chunk's logits are the largest tensor there is.
     """
     model.eval()
+    count = min(limit, len(ids) - 1)
+    rows = min(rows, count // unroll)
+    if rows < 1:
+        raise ValueError(f"perplexity needs more than {unroll} words, found {count}.")
     chunk = rows * unroll
-    chunks = (min(limit, len(ids)) - 1) // chunk
-    if chunks < 1:
-        raise ValueError(f"{len(ids)} held-out words are fewer than one chunk of {chunk}.")
+    chunks = count // chunk
     # Spread over all that is held out, whose blocks come from all parts of the text.
     starts = torch.linspace(0, len(ids) - 1 - chunk, chunks).long().tolist()
     total = 0.0

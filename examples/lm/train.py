@@ -14,9 +14,10 @@ from examples.fetch import CACHE
 from examples.lm.data import batches_per_epoch, load_corpus, streams
 from examples.lm.model import LanguageModel, make_optimizer, make_step, perplexity
 from examples.progress import Progress, print_result
+from parallax.errors import DataError
 
-# Rates that fall fast and stay stable on the dictionary text with the default sizes.
-DEFAULT_LR = {"sgd": 0.5, "adagrad": 0.4, "adam": 0.002}
+# Rates that stay stable on the dictionary text with the default sizes and vocabularies to 200,000.
+DEFAULT_LR = {"sgd": 0.3, "adagrad": 0.2, "adam": 0.002}
 # A minute or two on two CPU cores: small features, but a real text and a big vocabulary.
 QUICKSTART = {
     "vocab": 50_000,
@@ -78,6 +79,13 @@ def main(arguments: list[str] | None = None) -> None:
     torch.manual_seed(args.seed)
     corpus = load_corpus(args.text, args.data_dir)
     train_ids, held_out_ids = corpus.within(args.vocab)
+    if min(args.eval_words, len(held_out_ids) - 1) < args.unroll:
+        # Better now than after the training.
+        raise DataError(
+            f"Only {len(held_out_ids)} words are held out, or --eval-words is {args.eval_words}: "
+            f"too few for one stretch of --unroll {args.unroll} words.",
+            hint="use a longer text, more --eval-words or a smaller --unroll.",
+        )
 
     model = build_model(args)
     optimizer = make_optimizer(model, args.optimizer, args.lr)
