@@ -49,8 +49,13 @@ def _read(path: Path) -> list[tuple[str, list[int]]]:
         )
     if path.stat().st_size > MAX_BYTES:
         raise ConfigError(f"resource_info {str(path)!r} is larger than {MAX_BYTES} bytes.")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (UnicodeDecodeError, OSError) as error:
+        what = "is no UTF-8 text" if isinstance(error, ValueError) else "cannot be read"
+        raise ConfigError(f"resource_info {str(path)!r} {what}: {error}.") from error
     hosts: list[tuple[str, list[int]]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(lines, 1):
         text = line.split("#")[0].strip()
         if not text:
             continue

@@ -110,7 +110,7 @@ def _optimizer_leaves(root: str, optimizer: Optimizer, names: dict[int, str]) ->
             if key == "params":
                 continue
             for sub, number in _numbers(value):
-                if isinstance(number, float | torch.Tensor):
+                if isinstance(number, float | torch.Tensor | torch.SymFloat):
                     path: Key = ("group", index, key, *sub)
                     name = f"{root}.group{index}.{_join(key, *sub)}"
                     get, put = _item(group, (key, *sub))

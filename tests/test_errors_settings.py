@@ -1,0 +1,224 @@
+"""Settings, resource files and strategies that are wrong (RELIABILITY.md 1-8, 98-104)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from errors_help import alone, linear, raised, rows
+
+import parallax.api
+from parallax.cluster.resources import local_workers
+from parallax.config import Config, configure_logging
+from parallax.errors import ConfigError, LaunchError, StrategyError
+from parallax.graph.variables import Variable
+from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
+from parallax.strategy.verify import verify
+
+SETTINGS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "unknown": ({"worker": 2}, ("no setting 'worker' (did you mean 'workers'?)", "it has")),
+    "far": ({"zzz": 2}, ("no setting 'zzz'; it has run_option",)),
+    "two": ({"sead": 1, "run_options": "PS"}, ("'sead' (did you mean 'seed'?)", "'run_option'?")),
+    "option": ({"run_option": "hybird"}, ('"HYBRID", "PS" or "AR"', 'did you mean "HYBRID"?')),
+    "option kind": ({"run_option": 1}, ("found 1",)),
+    "workers 0": ({"workers": 0}, ("workers must be an integer from 1 to 1024, found 0",)),
+    "workers many": ({"workers": 10**6}, ("from 1 to 1024, found 1000000",)),
+    "workers bool": ({"workers": True}, ("found True",)),
+    "workers text": ({"workers": "2"}, ("found '2'",)),
+    "seed": ({"seed": -1}, ("seed must be an integer from 0", "found -1")),
+    "average": ({"average_dense": 1}, ("average_dense must be True or False, found 1",)),
+    "average sparse": ({"average_sparse": "no"}, ("average_sparse", "found 'no'")),
+    "redirect": ({"redirect_path": 3}, ("redirect_path must be a path, found 3",)),
+    "dump": ({"dump_dir": __file__}, ("dump_dir must be a directory", "is a file")),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_wrong_setting_is_named(name: str) -> None:
+    settings, fragments = SETTINGS[name]
+    error = raised(lambda: Config(**settings), ConfigError, *fragments)
+    assert error.exit_code == 2
+    raised(lambda: Config.of(settings), ConfigError, *fragments)
+
+
+def test_config_of_another_kind() -> None:
+    raised(lambda: Config.of(3), ConfigError, "found int", "parallax.Config(run_option=")  # type: ignore[arg-type]
+
+
+def test_log_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLAX_LOG_LEVEL", "LOUD")
+    raised(configure_logging, ConfigError, "PARALLAX_LOG_LEVEL is 'LOUD'", "use DEBUG, INFO")
+
+
+def test_asynchronous_training_is_refused() -> None:
+    raised(
+        lambda: parallax.api.parallel_run(lambda x: x, None, sync=False),
+        ConfigError,
+        "(sync=False) is not offered",
+        "use sync=True",
+    )
+
+
+FILES: dict[str, tuple[str, type[Any], tuple[str, ...]]] = {
+    "empty": ("# nothing\n\n", ConfigError, ("lists no hosts", "'localhost: 0,1'")),
+    "no colon": ("# a\nlocalhost\n", ConfigError, (":2: 'localhost' is not 'host: device",)),
+    "no devices": ("localhost:", ConfigError, (":1: 'localhost:' is not", "for example")),
+    "words": ("localhost: all", ConfigError, ("'localhost: all' is not",)),
+    "negative": ("localhost: -1", ConfigError, ("is not 'host: device",)),
+    "twice": ("localhost: 0,0", ConfigError, (":1: a device is named twice",)),
+    "host twice": ("localhost: 0\nlocalhost: 1", ConfigError, (":2: the host 'localhost' is",)),
+    "elsewhere": (
+        "far.example: 0,1",
+        LaunchError,
+        ("names the machine 'far.example', which is not this one", "torchrun --nnodes"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_wrong_resource_file_is_named_with_its_line(name: str, tmp_path: Path) -> None:
+    text, kind, fragments = FILES[name]
+    path = tmp_path / "hosts"
+    path.write_text(text)
+    raised(lambda: local_workers(path, 2), kind, str(path), *fragments)
+
+
+def test_a_resource_file_that_is_no_file(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "absent"):
+        raised(lambda p=path: local_workers(p, 2), ConfigError, str(path), "is no file")
+    large = tmp_path / "large"
+    large.write_text("#" * (1 << 20) + "\n")
+    raised(lambda: local_workers(large, 2), ConfigError, "is larger than 1048576 bytes")
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"local\xff\xfehost: 0")
+    raised(lambda: local_workers(binary, 2), ConfigError, str(binary), "is no UTF-8 text")
+
+
+# -- Strategies -----------------------------------------------------------------------------------
+
+DENSE = Variable("dense", (4, 2), torch.float32, True)
+TABLE = Variable("table", (9, 2), torch.float32, True, lookups=("embedding",), sparse=True)
+WHOLE = Variable("whole", (9, 2), torch.float32, True, sparse=True, shard_obstacle="it is odd")
+VARIABLES = [DENSE, TABLE, WHOLE]
+GOOD = {
+    "dense": VariableStrategy("allreduce"),
+    "table": VariableStrategy("rows", "cyclic", (0, 1)),
+    "whole": VariableStrategy("allgather"),
+}
+
+
+def strategy(**changes: VariableStrategy | None) -> Strategy:
+    chosen = {**GOOD, **changes}
+    kept = {name: choice for name, choice in chosen.items() if choice is not None}
+    return Strategy(fingerprint(VARIABLES), 2, kept)
+
+
+WRONG: dict[str, tuple[Strategy, int, tuple[str, ...]]] = {
+    "workers": (strategy(), 3, ("it is for 2 workers, there are 3",)),
+    "missing": (strategy(dense=None), 2, ("no decision for 'dense'",)),
+    "unknown": (strategy(other=VariableStrategy("none")), 2, ("no variable 'other'",)),
+    "fingerprint": (
+        Strategy("0" * 16, 2, dict(GOOD)),
+        2,
+        ("shapes or dtypes of the variables differ",),
+    ),
+    "owner": (
+        strategy(dense=VariableStrategy("owner", owners=(5,))),
+        2,
+        ("'dense': owners (5,) are not all among 2 workers",),
+    ),
+    "owner twice": (
+        strategy(dense=VariableStrategy("owner", "block", (0, 0))),
+        2,
+        ("'dense': an owner is named twice",),
+    ),
+    "no owner": (strategy(dense=VariableStrategy("owner")), 2, ("'dense': it has no owner",)),
+    "idle owner": (
+        strategy(dense=VariableStrategy("allreduce", owners=(0,))),
+        2,
+        ("'dense': allreduce has no owners",),
+    ),
+    "dense rows": (
+        strategy(dense=VariableStrategy("rows", "cyclic", (0, 1))),
+        2,
+        ("'dense': rows is for sparse variables",),
+    ),
+    "partition": (
+        strategy(table=VariableStrategy("rows", "block", (0, 1))),
+        2,
+        ("'table': row servers need partition 'cyclic'",),
+    ),
+    "obstacle": (
+        strategy(whole=VariableStrategy("rows", "cyclic", (0, 1))),
+        2,
+        ("'whole': its update cannot be sharded: it is odd",),
+    ),
+    "none": (
+        strategy(dense=VariableStrategy("none")),
+        2,
+        ("'dense': it receives a gradient but is not synchronised",),
+    ),
+    "several": (
+        strategy(dense=None, table=VariableStrategy("none")),
+        3,
+        ("for 2 workers", "no decision for 'dense'", "'table': it receives a gradient"),
+    ),
+}
+
+
+def test_a_good_strategy_fits_and_survives_json() -> None:
+    verify(strategy(), VARIABLES, 2)
+    assert Strategy.from_json(strategy().to_json()) == strategy()
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_strategy_that_does_not_fit_lists_every_problem(name: str) -> None:
+    made, workers, fragments = WRONG[name]
+    raised(lambda: verify(made, VARIABLES, workers), StrategyError, "does not fit", *fragments)
+
+
+def edited(**changes: Any) -> str:
+    return json.dumps({**json.loads(strategy().to_json()), **changes})
+
+
+TEXTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "not JSON": ("allreduce", ("This is no strategy", "malformed")),
+    "truncated": (strategy().to_json()[:40], ("This is no strategy", "truncated")),
+    "empty": ("", ("This is no strategy", "truncated")),
+    "version": (edited(version=9), ("schema version 9; this parallax reads 1",)),
+    "unknown field": (edited(colour=1), ("unknown field `colour`",)),
+    "kind": (edited(replicas="2"), ("Expected `int`, got `str` - at `$.replicas`",)),
+    "missing": ("{}", ("missing required field `fingerprint`",)),
+    "synchroniser": (
+        edited(variables={"dense": {"synchronizer": "gossip"}}),
+        ("Invalid enum value 'gossip'", "at `$.variables[...].synchronizer`"),
+    ),
+    "owner": (
+        edited(variables={"dense": {"synchronizer": "owner", "owners": [1.5]}}),
+        ("Expected `int`, got `float`", ".owners[0]`"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_strategy_that_cannot_be_read_says_where(name: str) -> None:
+    text, fragments = TEXTS[name]
+    raised(lambda: Strategy.from_json(text), StrategyError, *fragments)
+
+
+def test_the_plan_before_the_first_step() -> None:
+    model, optimizer = linear()
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    runner = alone(step)
+    raised(lambda: str(runner.plan), ConfigError, "There is no plan yet.", "first runner.run()")
+    assert str(runner.graph) == "no step has run yet"
+    runner.run(rows())
+    assert "weight" in str(runner.plan)
