@@ -6,6 +6,8 @@ there are any, so each epoch asks anew.
 
 from __future__ import annotations
 
+from typing import Any
+
 from parallax.cluster.environment import launch_seed, worker_environment
 
 __all__ = [
@@ -78,7 +80,7 @@ _sizes: list[str] = []
 
 def note_size(data: object) -> None:
     """Remember the size of data that was split, for workers to compare before the first step."""
-    source = getattr(data, "dataset", data)
+    source: Any = getattr(data, "dataset", data)
     try:
         size = len(source)
     except TypeError:  # a stream has none

@@ -26,7 +26,6 @@ from parallax.graph.snapshot import Snapshot
 from parallax.graph.state import Leaf, leaves
 from parallax.graph.step_graph import COMPUTED, GraphInput, GraphOutput, HostCall, StepGraph
 from parallax.graph.torch_internals import (
-    FakeTensor,
     FakeTensorMode,
     fake_like,
     fake_mode,
@@ -274,9 +273,7 @@ def _prepared(
         for optimizer in objects.optimizers.values():
             _one_at_a_time(optimizer)
             handles.append(
-                optimizer.register_step_post_hook(
-                    lambda o, *_: recording.stepped.add(id(o))  # type: ignore[arg-type]
-                )
+                optimizer.register_step_post_hook(lambda o, *_: recording.stepped.add(id(o)))
             )
         for scheduler in objects.schedulers.values():
             scheduler.step = _recorder(scheduler, recording)  # type: ignore[method-assign]
@@ -393,7 +390,8 @@ def _sparse_padding_by_mask() -> Iterator[None]:
     The selection has a size that depends on the ids, which a graph of fixed shapes cannot have. A
     row whose gradients are all zero stays as it is under every lazy optimizer.
     """
-    original = torch.embedding
+    module: Any = torch
+    original = module.embedding
 
     def embedding(
         weight: torch.Tensor,
@@ -402,16 +400,19 @@ def _sparse_padding_by_mask() -> Iterator[None]:
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
     ) -> torch.Tensor:
-        if not sparse or padding_idx < 0:
-            return original(weight, ids, padding_idx, scale_grad_by_freq, sparse)
-        rows = original(weight, ids, -1, scale_grad_by_freq, sparse)
+        masked = sparse and padding_idx >= 0
+        rows: torch.Tensor = original(
+            weight, ids, -1 if masked else padding_idx, scale_grad_by_freq, sparse
+        )
+        if not masked:
+            return rows
         return torch.where((ids == padding_idx).unsqueeze(-1), rows.detach(), rows)
 
-    torch.embedding = embedding
+    module.embedding = embedding
     try:
         yield
     finally:
-        torch.embedding = original
+        module.embedding = original
 
 
 @contextlib.contextmanager
@@ -440,9 +441,7 @@ def _random_state_as_ops() -> Iterator[None]:
 
 
 def _is_computed(value: Any) -> bool:
-    return isinstance(value, FakeTensor | torch.SymFloat | torch.SymInt | torch.SymBool) or (
-        isinstance(value, torch.Tensor)
-    )
+    return isinstance(value, torch.Tensor | torch.SymFloat | torch.SymInt | torch.SymBool)
 
 
 def _collect(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils import _pytree as pytree
 
 from parallax.errors import BatchError, ModelError, UnsupportedError, VariableError
@@ -72,7 +72,7 @@ def max_norm_error(what: str, node: torch.fx.Node | None = None) -> UnsupportedE
 
 def _check_parameter(leaf: Leaf) -> None:
     value = leaf.value
-    if isinstance(value, UninitializedTensorMixin):
+    if torch.nn.parameter.is_lazy(value):
         raise ModelError(
             f"The parameter {leaf.name!r} is lazy: it has no shape yet.",
             hint="run the model once on a batch before parallax.get_runner().",
@@ -123,7 +123,7 @@ def _check_storage(parameters: list[Leaf]) -> None:
         for leaf in parameters
         if (found := raw_ptr_ranges(leaf.value)) is not None
     )
-    for (first, left), (second, right) in zip(ranges, ranges[1:], strict=False):
+    for (first, left), (second, right) in itertools.pairwise(ranges):
         if second[0] < first[1]:
             raise VariableError(
                 f"The parameters {left!r} and {right!r} are views of the same memory, so an update "

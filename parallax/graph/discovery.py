@@ -207,7 +207,7 @@ class _Walker:
         if not isinstance(function, types.FunctionType):
             if depth == 0 and not isinstance(function, type):
                 self._top("self", function, depth)
-                call = getattr(type(function), "__call__", None)
+                call = vars(type(function)).get("__call__")
                 if isinstance(call, types.FunctionType):
                     self.visit_callable(call, depth + 1)
             return

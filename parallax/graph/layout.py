@@ -75,7 +75,7 @@ class Reduction:
 
 @dataclass
 class Component:
-    """Everything that moves to the shard together with one variable (or several, if tied by use)."""
+    """Everything that moves to the shard together with one variable, or several that are tied."""
 
     variables: set[str] = field(default_factory=set)
     members: dict[Node, None] = field(default_factory=dict)
@@ -231,7 +231,7 @@ class _Follower:
         if user.target not in _DIMENSIONS:
             return True
         count = user.args[0].meta["val"].dim()  # type: ignore[union-attr]
-        return len(set(self._dimensions(user))) == count
+        return bool(len(set(self._dimensions(user))) == count)
 
     def _bring_others(self, user: Node) -> None:
         """What a row-by-row operation combines with the shard must be on the shard too."""

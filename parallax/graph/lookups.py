@@ -27,6 +27,7 @@ _INTEGERS = (torch.int64, torch.int32)
 _GRADIENT_IDS = {
     aten.embedding_dense_backward.default: 1,
     aten._embedding_bag_dense_backward.default: 1,
+    aten._embedding_bag_backward.default: 1,
     aten.index_add.default: 2,
     aten.index_add_.default: 2,
     aten.index_put.default: 1,
@@ -87,8 +88,8 @@ def lookup_of(node: Node, table: Node, variable: str) -> Lookup | None:
     if node.target in (aten.index_select.default, aten.gather.default) and node.args[1] != 0:
         return None
     ids = node.args[position]
-    if "embedding_bag" in str(node.target) and len(node.args) > 8 and node.args[8] != -1:
-        return None  # a padding row is left out of its bag, which positions would hide
+    if "embedding_bag" in str(node.target) and _is_special_bag(node):
+        return None
     if node.target is aten.index.Tensor:
         assert isinstance(ids, list | tuple)
         if not ids or any(i is not None for i in ids[1:]):
@@ -98,6 +99,12 @@ def lookup_of(node: Node, table: Node, variable: str) -> Lookup | None:
     if not isinstance(ids, Node) or value is None or value.dtype not in _INTEGERS:
         return None
     return Lookup(variable, node, ids)
+
+
+def _is_special_bag(node: Node) -> bool:
+    """A bag that leaves out a padding row, or takes maxima and remembers which ids they are."""
+    padded = len(node.args) > 8 and node.args[8] != -1
+    return bool(padded or (len(node.args) > 4 and node.args[4] == 2))
 
 
 def with_rows(lookup: Lookup, rows: Node, positions: Node) -> tuple[Any, ...]:
@@ -148,10 +155,11 @@ def row_gradient(node: Node, shape: torch.Size) -> RowGradient | None:
             return visit(n.args[0])
         if n.target in _GRADIENT_IDS:
             terms.append(n)
-            coo.add(n.target is aten._sparse_coo_tensor_with_dims_and_tensors.default)
+            coo.add(n.meta["val"].layout is torch.sparse_coo)
             if n.target in (
                 aten.embedding_dense_backward.default,
                 aten._embedding_bag_dense_backward.default,
+                aten._embedding_bag_backward.default,
                 aten._sparse_coo_tensor_with_dims_and_tensors.default,
             ):
                 return True
@@ -169,7 +177,7 @@ def row_gradient(node: Node, shape: torch.Size) -> RowGradient | None:
 
 def _is_zero(node: Node) -> bool:
     if node.target in (aten.full.default, aten.new_full.default):
-        return node.args[-1] == 0
+        return bool(node.args[-1] == 0)
     return True
 
 
@@ -192,8 +200,10 @@ def set_gradient_ids(node: Node, positions: Node, rows: Any) -> None:
         args[3] = -1
     elif node.target is aten._embedding_bag_dense_backward.default:
         args[5] = rows
+    elif node.target is aten._embedding_bag_backward.default:
+        args[6] = rows
     elif node.target is aten._sparse_coo_tensor_with_dims_and_tensors.default:
-        args[2] = [rows, *list(args[2])[1:]]
+        args[2] = [rows, *_tail(args[2])]
     node.args = tuple(args)
 
 
@@ -209,6 +219,9 @@ def resize_zeros(node: Node, rows: Any) -> None:
     """Let a table of zeros have ``rows`` rows."""
     args = list(node.args)
     position = 1 if node.target in (aten.new_zeros.default, aten.new_full.default) else 0
-    size = list(args[position])
-    args[position] = [rows, *size[1:]]
+    args[position] = [rows, *_tail(args[position])]
     node.args = tuple(args)
+
+
+def _tail(size: Any) -> list[Any]:
+    return list(size)[1:]

@@ -84,7 +84,7 @@ def _as_counter(value: Any) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
 
-class ScalarEnv(ShapeEnv):  # type: ignore[misc]
+class ScalarEnv(ShapeEnv):
     """A ShapeEnv that decides branches on numbers of the state by their present values."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -193,7 +193,8 @@ def slice_program(
 
 def _writes(user: torch.fx.Node, node: torch.fx.Node) -> bool:
     schema = getattr(user.target, "_schema", None)
-    return schema is not None and schema.is_mutable and user.args and user.args[0] is node
+    mutable = schema is not None and bool(schema.is_mutable)
+    return mutable and bool(user.args) and user.args[0] is node
 
 
 def _precedes(

@@ -22,7 +22,7 @@ def stages(
     lookups: Mapping[str, Sequence[Lookup]],
     components: Mapping[str, Component],
 ) -> dict[Node, Stage]:
-    """The stage of every lookup by its node: (how deep its ids depend on lookups, writes before)."""
+    """Every lookup's stage by its node: (how deep its ids depend on lookups, writes before)."""
     by_node = {lookup.node: lookup for found in lookups.values() for lookup in found}
     depth: dict[Node, int] = {}
     writes = {name: _writes(component) for name, component in components.items()}

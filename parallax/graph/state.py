@@ -41,7 +41,7 @@ class Leaf:
 
 
 def parameter_names(objects: StepObjects) -> dict[int, str]:
-    """The canonical name of every parameter by its identity; a tied one has the first of its names."""
+    """Every parameter's canonical name by its identity; a tied one has the first of its names."""
     names: dict[int, str] = {}
     several = len(objects.models) > 1
     for root, model in objects.models.items():
@@ -95,9 +95,9 @@ def _all(objects: StepObjects, names: dict[int, str]) -> Iterator[Leaf]:
             yield Leaf(f"{prefix}{name}", "buffer", buffer, put, get, None, root, (name,))
     for root, holder in objects.holders.items():
         for key, tensor, (get, put) in _tensors(holder):
-            full = names.get(id(tensor))
-            if full is not None:
-                yield Leaf(full, "parameter", tensor, _refuse(full), get, full, root, key)
+            known = names.get(id(tensor))
+            if known is not None:
+                yield Leaf(known, "parameter", tensor, _refuse(known), get, known, root, key)
             else:
                 yield Leaf(_dotted(root, key), "tensor", tensor, put, get, None, root, key)
     for root, optimizer in objects.optimizers.items():

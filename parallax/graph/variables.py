@@ -33,9 +33,9 @@ aten: Any = torch.ops.aten
 class Variable:
     """A trainable parameter with its slots and shadows.
 
-    ``lookups`` name the row-reading operations; it is sparse when all reads are lookups. ``factors``
-    are the (output gradient, input) pair when the gradient is one matrix product. ``sparsity`` is
-    the measured share of rows touched in a step, None until it is measured.
+    ``lookups`` name the row-reading operations; it is sparse when all reads are lookups.
+    ``factors`` are the (output gradient, input) pair when the gradient is one matrix product.
+    ``sparsity`` is the measured share of rows touched in a step, None until it is measured.
     """
 
     name: str

@@ -28,7 +28,7 @@ def _(value: torch.Tensor, name: str) -> torch.Tensor:
 @torch.library.custom_op("parallax::rng_state", mutates_args=())
 def rng_state() -> torch.Tensor:
     """The state of the default generator, for activation checkpointing to replay masks."""
-    return torch.random.default_generator.get_state()
+    return torch.default_generator.get_state()
 
 
 @rng_state.register_fake
@@ -39,7 +39,7 @@ def _() -> torch.Tensor:
 @torch.library.custom_op("parallax::set_rng_state", mutates_args=())
 def set_rng_state(state: torch.Tensor) -> None:
     """Put the default generator back."""
-    torch.random.default_generator.set_state(state)
+    torch.default_generator.set_state(state)
 
 
 @set_rng_state.register_fake

@@ -294,7 +294,8 @@ def world_of(ranks: list[int], device: torch.device, generation: int = 0) -> Wor
         return single(device)
     name = "-".join(map(str, ranks))
     base = dist.distributed_c10d._get_default_store()
-    store = dist.PrefixStore(f"parallax/{generation}/{_instance(name)}/{name}", base)
+    prefix = f"parallax/{generation}/{_instance(name)}/{name}"
+    store = dist.distributed_c10d.PrefixStore(prefix, base)
     return World(ranks.index(rank), size, device, store, groups)
 
 

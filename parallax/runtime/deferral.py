@@ -74,8 +74,7 @@ class _Recorder(TorchDispatchMode):
     """Records what is done to tables that have no storage."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.recipes: dict[int, Recipe] = {}
+        super().__init__()  # type: ignore[no-untyped-call]
         self.keep: list[torch.Tensor] = []
         self.views: dict[int, tuple[Recipe, int | None]] = {}
 
@@ -83,7 +82,7 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        target = args[0] if args else None
+        target: Any = args[0] if args else None
         known = self._known(target)
         result = func(*args, **kwargs)
         if known is None:
@@ -239,7 +238,8 @@ def _slot_fill(leaf: Leaf, objects: StepObjects) -> float:
     )
     settings = {k: v for k, v in group.items() if k in optimizer.defaults}
     probe = torch.nn.Parameter(torch.zeros(2, *[1] * (leaf.value.dim() - 1)))
-    twin: Any = type(optimizer)([{"params": [probe], **settings}])
+    kind: Any = type(optimizer)
+    twin: Any = kind([{"params": [probe], **settings}])
     slot = twin.state[probe].get(leaf.key[-1])
     if not isinstance(slot, torch.Tensor) or slot.numel() == 0 or (slot != slot.flatten()[0]).any():
         raise UnsupportedError(

@@ -246,4 +246,5 @@ def _combined(parts: torch.Tensor, spec: ReductionSpec) -> torch.Tensor:
         return parts.amin()
     if spec.order == 0:
         return parts.sum()
-    return torch.linalg.vector_norm(parts, spec.order)
+    norm: torch.Tensor = torch.linalg.vector_norm(parts, spec.order)
+    return norm
