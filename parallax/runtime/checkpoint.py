@@ -146,9 +146,9 @@ def _compare(prefix: str, own: Mapping[str, Any], given: Any) -> list[str]:
     problems = [f"missing '{prefix}{key}'" for key in own if key not in given]
     problems += [f"unexpected '{prefix}{key}'" for key in given if key not in own]
     for key, target in own.items():
-        value = given.get(key)
-        if not isinstance(target, torch.Tensor) or value is None:
+        if not isinstance(target, torch.Tensor) or key not in given:
             continue
+        value = given[key]
         if not isinstance(value, torch.Tensor):
             problems.append(f"'{prefix}{key}' is a {type(value).__name__}, not a tensor")
         elif value.shape != target.shape:
@@ -178,7 +178,9 @@ def _compare_optimizer(name: str, optimizer: torch.optim.Optimizer, given: Any) 
     for index, slots in own["state"].items():
         other = given["state"].get(index)
         if other is None:
-            continue  # an optimizer that has not stepped yet
+            if slots and given["state"]:  # else it is of an optimizer that has not stepped yet
+                problems.append(f"missing '{name}.{index}'")
+            continue
         for key, slot in slots.items():
             if isinstance(slot, torch.Tensor) and key in other:
                 problems += _compare(f"{name}.{index}.", {key: slot}, {key: other[key]})

@@ -221,6 +221,14 @@ class World:
                 f"worker {gone[0]} failed, its output has the cause.",
             )
 
+    def settle(self) -> None:
+        """Before all workers raise the same: wait until each has read why.
+
+        The first to end may take the store with it, and the others' reason would be lost.
+        """
+        with contextlib.suppress(PeerError):
+            self.barrier("settled")
+
     def barrier(self, topic: str) -> None:
         """Wait for all workers."""
         self.texts(f"barrier-{topic}", "")

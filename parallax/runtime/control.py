@@ -125,6 +125,7 @@ class StepControl:
     def _failed(self) -> RowIdError:
         """All workers know that some failed; each says what it found."""
         found = self.world.texts("failure", self.failure)
+        self.world.settle()
         return row_id_error(next(text for text in found if text))
 
     def _differs(self, worker: int | None) -> DisagreementError:

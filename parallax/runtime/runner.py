@@ -235,6 +235,7 @@ class Runner:
             verify(strategy, variables, self.num_workers)
             other = next((w for w, text in enumerate(texts) if text != texts[0]), None)
             if other is not None:
+                self._world.settle()
                 raise DisagreementError(
                     f"Worker {other} would synchronise variables in another way than worker 0.",
                     hint="start every worker with the same Config and the same versions.",

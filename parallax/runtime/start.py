@@ -31,6 +31,7 @@ def agree_on(world: World, topic: str, lines: Sequence[str], hint: str) -> None:
     found = _difference(world, topic, lines)
     if found is not None:
         worker, own, chief = found
+        world.settle()
         raise DisagreementError(
             f"Workers differ in {topic}: worker {worker} has {own}, worker 0 has {chief}.",
             hint=hint,
@@ -46,6 +47,7 @@ def agree_on_batch(world: World, description: str) -> None:
     found = _difference(world, "the structure of the batch", [description])
     if found is not None:
         worker, own, chief = found
+        world.settle()
         raise BatchError(
             f"Batches differ in structure between workers: worker {worker} passes {own}, worker 0 "
             f"passes {chief}.",

@@ -1,0 +1,148 @@
+"""States that do not fit, and those that go over to other numbers of workers (rows 107-112)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import bad_steps
+import pytest
+import torch
+from errors_help import alone, raised
+from pool import Pool
+from torch import nn
+
+from parallax.errors import CheckpointError
+
+State = dict[str, Any]
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, 0.1)
+
+
+def trained(make: Callable[[Any], torch.optim.Optimizer] = adam) -> tuple[Any, nn.Module]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2))
+    optimizer = make(model.parameters())
+    runner = alone(bad_steps.plain(model, optimizer))
+    runner.run(torch.tensor([1, 2]))
+    return runner, model
+
+
+def without(state: State, *path: Any) -> None:
+    for key in path[:-1]:
+        state = state[key]
+    del state[path[-1]]
+
+
+def changed(state: State, value: Callable[[Any], Any], *path: Any) -> None:
+    for key in path[:-1]:
+        state = state[key]
+    state[path[-1]] = value(state.get(path[-1]))
+
+
+def to_sgd(state: State) -> None:
+    runner, _ = trained(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
+    state["optimizer"] = runner.state_dict()["optimizer"]
+
+
+def several(state: State) -> None:
+    without(state, "model", "1.bias")
+    changed(state, lambda old: old[:2], "model", "0.weight")
+    state["ema"] = {}
+
+
+BAD: dict[str, tuple[Callable[[State], None], tuple[str, ...]]] = {
+    "no model": (lambda s: without(s, "model"), ("missing 'model'",)),
+    "no optimizer": (lambda s: without(s, "optimizer"), ("missing 'optimizer'",)),
+    "extra": (lambda s: s.update(other={}), ("unexpected 'other'",)),
+    "missing key": (lambda s: without(s, "model", "1.bias"), ("missing 'model.1.bias'",)),
+    "extra key": (
+        lambda s: changed(s, lambda _: torch.zeros(1), "model", "2.bias"),
+        ("unexpected 'model.2.bias'",),
+    ),
+    "shape": (
+        lambda s: changed(s, lambda old: old[:4], "model", "0.weight"),
+        ("'model.0.weight' has shape (4, 3), expected (5, 3)",),
+    ),
+    "dtype": (
+        lambda s: changed(s, lambda old: old.double(), "model", "0.weight"),
+        ("'model.0.weight' is torch.float64, expected torch.float32",),
+    ),
+    "no tensor": (
+        lambda s: changed(s, lambda old: old.tolist(), "model", "1.bias"),
+        ("'model.1.bias' is a list, not a tensor",),
+    ),
+    "null": (
+        lambda s: changed(s, lambda old: None, "model", "1.bias"),
+        ("'model.1.bias' is a NoneType, not a tensor",),
+    ),
+    "no dict": (lambda s: s.update(model=3), ("model", "is a int, not a state dict")),
+    "other optimizer": (to_sgd, ("state of another kind of optimizer", "it lacks", "betas")),
+    "no optimizer state": (
+        lambda s: s.update(optimizer={"state": {}}),
+        ("'optimizer' is no optimizer state",),
+    ),
+    "groups": (
+        lambda s: changed(s, lambda old: old * 2, "optimizer", "param_groups"),
+        ("parameter groups of [3, 3] parameters, expected [3]",),
+    ),
+    "slot": (
+        lambda s: without(s, "optimizer", "state", 0, "exp_avg"),
+        ("missing 'optimizer.0.exp_avg'",),
+    ),
+    "slot of new run": (
+        lambda s: without(s, "optimizer", "state", 1),
+        ("missing 'optimizer.1'",),
+    ),
+    "slot shape": (
+        lambda s: changed(s, lambda old: old[:1], "optimizer", "state", 0, "exp_avg"),
+        ("'optimizer.0.exp_avg' has shape (1, 3), expected (5, 3)",),
+    ),
+    "several": (
+        several,
+        ("unexpected 'ema'", "missing 'model.1.bias'", "'model.0.weight' has shape (2, 3)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> None:
+    edit, fragments = BAD[name]
+    runner, _ = trained()
+    before = runner.state_dict()
+    given = runner.state_dict()
+    for key in ("0.weight", "1.weight"):
+        given["model"][key].zero_()
+    edit(given)
+    error = raised(
+        lambda: runner.load_state_dict(given), CheckpointError, "does not fit this run", *fragments
+    )
+    assert "nothing was changed" in error.hint
+    assert error.exit_code == 6
+    assert bad_steps.same(before, runner.state_dict())
+
+
+def test_a_fresh_run_takes_no_state_with_other_slots() -> None:
+    given, _ = trained(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 2))
+    optimizer = adam(model.parameters())
+    runner = alone(bad_steps.plain(model, optimizer))
+    raised(
+        lambda: runner.load_state_dict(given.state_dict()),
+        CheckpointError,
+        "another kind of optimizer",
+    )
+
+
+def test_a_state_goes_over_to_other_workers_and_options(pool: Pool) -> None:
+    """Saved by 1, loaded and saved by 3, then by 2: as if one device had trained throughout."""
+    expected = bad_steps.stage(None, None, "HYBRID", 9)[0]
+    state, _ = pool.run(1, bad_steps.stage, None, "HYBRID", 3)[0]
+    for size, option in ((3, "HYBRID"), (2, "PS")):
+        found = pool.run(size, bad_steps.stage, state, option, 3)
+        state = found[0][0]
+        assert all(bad_steps.same(state, other) for other, _ in found)
+    assert bad_steps.same(expected, state)
