@@ -228,8 +228,8 @@ class _Walker:
             if name in function.__globals__:
                 self._contain(name, GlobalName(name, function.__globals__))
                 self._top(name, function.__globals__[name], depth, function.__globals__)
-        for default in function.__defaults__ or ():
-            self._top("default", default, depth)
+        for name, default in _defaults(function):
+            self._top(name, default, depth)
 
     def _top(self, name: str, value: Any, depth: int, home: Any = None) -> None:
         """A name of the step itself; a lone tensor is held by ``home``, where it can be rebound."""
@@ -287,6 +287,13 @@ def members(value: Any) -> list[tuple[Any, Any]]:
         names = {f.name for f in dataclasses.fields(value)}
         items += [(n, getattr(value, n)) for n in sorted(names - {k for k, _ in items})]
     return items
+
+
+def _defaults(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """Parameters with a default value."""
+    code, values = function.__code__, function.__defaults__ or ()
+    names = code.co_varnames[code.co_argcount - len(values) : code.co_argcount]
+    return [*zip(names, values, strict=True), *(function.__kwdefaults__ or {}).items()]
 
 
 def _global_names(code: types.CodeType) -> list[str]:
