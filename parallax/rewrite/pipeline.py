@@ -49,6 +49,9 @@ PASSES: tuple[Pass, ...] = (
     check_row_ids,
 )
 
+ALONE: tuple[Pass, ...] = (lower_marks, check_row_ids)
+"""Passes for a single worker, whose step stays as it was captured."""
+
 
 def _updates(analysis: Analysis) -> set[Node]:
     """In-place changes of variables, their slots and their shadows."""
@@ -76,6 +79,16 @@ def _updates(analysis: Analysis) -> set[Node]:
     return found
 
 
+def prepare(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -> Rewriting:
+    """What the passes work on, before the first of them."""
+    step = analysis.step
+    work = Rewriting(analysis, strategy, worker, workers, WorkerGraph(step))
+    nodes = list(step.graph.nodes)
+    found = [node for node in nodes if node.target is marks.GRADIENT]
+    work.phases = find_phases(found, nodes, _updates(analysis))
+    return work
+
+
 def rewrite(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -> WorkerGraph:
     """The graph of one worker. The step of ``analysis`` is used up.
 
@@ -84,17 +97,10 @@ def rewrite(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -
         strategy: how each variable is synchronised.
         worker, workers: which worker the graph is for, of how many.
     """
-    step = analysis.step
-    work = Rewriting(analysis, strategy, worker, workers, WorkerGraph(step))
-    if workers > 1:
-        nodes = list(step.graph.nodes)
-        found = [node for node in nodes if node.target is marks.GRADIENT]
-        work.phases = find_phases(found, nodes, _updates(analysis))
-        for one_pass in PASSES:
-            one_pass(work)
-    else:
-        lower_marks(work)
-        check_row_ids(work)
+    work = prepare(analysis, strategy, worker, workers)
+    for one_pass in PASSES if workers > 1 else ALONE:
+        one_pass(work)
+    step = work.step
     remove_dead(step.graph)
     step.graph.lint()
     step.graph_module.recompile()

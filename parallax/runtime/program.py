@@ -96,9 +96,4 @@ def _call(call: HostCall, results: Sequence[Any]) -> None:
     for position, index in call.outputs:
         flat[position] = results[index]
     args, kwargs = pytree.tree_unflatten(flat, call.spec)
-    owner = getattr(call.function, "__self__", None)
-    optimizer = getattr(owner, "optimizer", None)
-    if optimizer is not None:
-        # The schedulers' own check that optimizer.step() came first: it did, inside the graph.
-        optimizer._opt_called = True
     call.function(*args, **kwargs)

@@ -180,6 +180,9 @@ class Runner:
         resources = [
             self._resources.get(index, spec) for index, spec in enumerate(rewritten.resources)
         ]
+        for optimizer in self._objects.optimizers.values():
+            # Schedulers look here to see that optimizer.step() comes before theirs: in the graph.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
         assert self._strategy is not None
         identity = f"{description}\n{self._strategy.to_json()!r}\n{rewritten.resources}"
         value = int(digest(identity), 16) & 0x7FFFFFFFFFFFFFFF

@@ -1,0 +1,64 @@
+"""Random strategies for the property tests: any way that fits, for every variable."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import equality
+
+from parallax.config import Config
+from parallax.graph.discovery import discover
+from parallax.graph.variables import Variable
+from parallax.runtime import runner as runner_module
+from parallax.runtime.comm import World
+from parallax.strategy.builders import BUILDERS
+from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
+
+
+def random_strategy(variables: Sequence[Variable], workers: int, seed: int) -> Strategy:
+    """A strategy that fits, drawn at random."""
+    draw = random.Random(seed)
+    everyone = tuple(range(workers))
+    chosen = {}
+    for variable in variables:
+        options = [VariableStrategy("allreduce")] if not variable.lazy else []
+        if not variable.trainable:
+            options = [VariableStrategy("none")]
+        elif variable.sparse:
+            options.append(VariableStrategy("allgather"))
+            if not variable.shard_obstacle:
+                options.append(VariableStrategy("rows", "cyclic", everyone))
+        elif not variable.shard_obstacle:
+            options.append(VariableStrategy("owner", "whole", (draw.randrange(workers),)))
+            options.append(VariableStrategy("owner", "block", everyone))
+        chosen[variable.name] = draw.choice(options)
+    return Strategy(fingerprint(variables), workers, chosen)
+
+
+def compare_random(world: World, seed: int) -> dict[str, Any]:
+    """Train a few cases with random strategies; the worst difference and what was chosen."""
+    draw = random.Random(seed)
+    cases = draw.sample(equality.all_cases(), 4)
+    worst, chosen = 0.0, []
+    original = dict(BUILDERS)
+    try:
+        for case in cases:
+
+            def build(variables: Sequence[Variable], workers: int, config: Config) -> Strategy:
+                return random_strategy(variables, workers, seed)
+
+            BUILDERS["HYBRID"] = build
+            data = equality.batches(world.size)
+            expected = equality.single_device(equality.build(*case), data)
+            mine = equality.build(*case)
+            runner = runner_module.Runner(
+                mine.step, discover(mine.step), Config(workers=1, seed=equality.SEED), world
+            )
+            found = equality.distributed(mine, data, runner)
+            worst = max(worst, equality.difference(expected, found))
+            chosen += [row.choice.synchronizer for row in runner.plan.rows]
+    finally:
+        BUILDERS.update(original)
+    return {"difference": worst, "chosen": chosen, "cases": cases}
