@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from launching import start_script
 from pool import Pool
+
+__all__ = ["pool", "start_script"]
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,226 @@
+"""What surrounds the step while it is captured: marks on gradients, and watches on side effects."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from parallax.errors import UnsupportedError
+from parallax.graph.discovery import StepObjects
+from parallax.graph.scalars import symbolic_math
+from parallax.graph.state import Leaf
+from parallax.graph.torch_internals import (
+    FakeTensorMode,
+    without_foreach,
+    without_fused_rnn,
+    without_set_data,
+)
+from parallax.graph.user_code import is_internal, user_line
+from parallax.ops import marks
+
+
+@dataclass
+class Recording:
+    """What the step did besides tensor operations, gathered while it is captured."""
+
+    stepped: set[int] = field(default_factory=set)
+    cleared: set[int] = field(default_factory=set)
+    marked: set[str] = field(default_factory=set)
+    carried: list[str] = field(default_factory=list)
+    """Variables whose gradient of the previous call was added to."""
+    calls: list[tuple[Callable[..., Any], bool, tuple[Any, ...], dict[str, Any]]] = field(
+        default_factory=list
+    )
+    notes: list[str] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def prepared(
+    objects: StepObjects,
+    tensors: Sequence[Leaf],
+    recording: Recording,
+    sentinels: frozenset[str],
+    mode: FakeTensorMode,
+) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        handles: list[Any] = []
+        stack.callback(lambda: [handle.remove() for handle in handles])
+        for leaf in tensors:
+            if leaf.value.requires_grad and leaf.value.is_leaf:
+                left = None
+                if leaf.name in sentinels:
+                    with mode:
+                        left = torch.zeros_like(leaf.value)
+                    leaf.value.grad = left
+                handles.append(_mark(leaf, recording, left))
+        for optimizer in objects.optimizers.values():
+            _one_at_a_time(optimizer)
+            handles.append(
+                optimizer.register_step_post_hook(lambda o, *_: recording.stepped.add(id(o)))
+            )
+        for scheduler in objects.schedulers.values():
+            scheduler.step = _recorder(scheduler, recording)  # type: ignore[method-assign]
+        stack.enter_context(_watch_zero_grad(recording))
+        stack.enter_context(_watch_output(recording))
+        stack.enter_context(without_set_data(_set_data_refusal))
+        stack.enter_context(_random_state_as_ops())
+        stack.enter_context(_sparse_padding_by_mask())
+        stack.enter_context(without_foreach())
+        stack.enter_context(symbolic_math())
+        stack.enter_context(without_fused_rnn())
+        stack.enter_context(torch.enable_grad())
+        yield
+
+
+def _mark(leaf: Leaf, recording: Recording, left: torch.Tensor | None) -> Any:
+    def hook(parameter: torch.Tensor) -> None:
+        recording.marked.add(leaf.name)
+        assert parameter.grad is not None
+        if parameter.grad is left:
+            recording.carried.append(leaf.name)
+        parameter.grad = marks.gradient(parameter.grad, leaf.name)
+
+    # The list of hooks stays with the Python object; the hook itself belongs to the stand-in.
+    leaf.value._post_accumulate_grad_hooks = None
+    leaf.value.register_post_accumulate_grad_hook(hook)
+    return _Unmark(leaf.value)
+
+
+@dataclass
+class _Unmark:
+    parameter: torch.Tensor
+
+    def remove(self) -> None:
+        self.parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+
+
+def _one_at_a_time(optimizer: torch.optim.Optimizer) -> None:
+    """Update parameter by parameter; equal updates are grouped again after rewriting."""
+    for group in (*optimizer.param_groups, optimizer.defaults):
+        if "foreach" in group:
+            group["foreach"] = False
+        if group.get("fused"):
+            group["fused"] = False
+    if getattr(optimizer, "_step_supports_amp_scaling", False):
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+def _recorder(scheduler: Any, recording: Recording) -> Callable[..., None]:
+    bound = type(scheduler).step.__get__(scheduler)
+
+    def step(*args: Any, **kwargs: Any) -> None:
+        before = id(scheduler.optimizer) not in recording.stepped
+        recording.calls.append((bound, before, args, kwargs))
+
+    return step
+
+
+@contextlib.contextmanager
+def _watch_zero_grad(recording: Recording) -> Iterator[None]:
+    classes: tuple[Any, ...] = (torch.optim.Optimizer, torch.nn.Module)
+    originals = [cls.zero_grad for cls in classes]
+
+    def watching(original: Any, parameters: Callable[[Any], list[torch.Tensor]]) -> Any:
+        def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+            recording.cleared.update(id(p) for p in parameters(self))
+            return original(self, *args, **kwargs)
+
+        return zero_grad
+
+    try:
+        classes[0].zero_grad = watching(
+            originals[0], lambda o: [p for g in o.param_groups for p in g["params"]]
+        )
+        classes[1].zero_grad = watching(originals[1], lambda m: list(m.parameters()))
+        yield
+    finally:
+        for cls, original in zip(classes, originals, strict=True):
+            cls.zero_grad = original
+
+
+@contextlib.contextmanager
+def _watch_output(recording: Recording) -> Iterator[None]:
+    """Notice what reaches the world outside: print does nothing, open() works, both are noted."""
+    saved = builtins.print, builtins.open
+
+    def watching_print(*args: Any, **kwargs: Any) -> None:
+        recording.notes.append(f"print runs at capture only, and prints nothing ({user_line()})")
+
+    def watching_open(*args: Any, **kwargs: Any) -> Any:
+        if not is_internal(sys._getframe(1).f_code.co_filename):
+            recording.notes.append(f"open runs at capture only ({user_line()})")
+        return saved[1](*args, **kwargs)
+
+    builtins.print, builtins.open = watching_print, watching_open
+    try:
+        yield
+    finally:
+        builtins.print, builtins.open = saved
+
+
+def _set_data_refusal() -> UnsupportedError:
+    return UnsupportedError(
+        "The step assigns .data of a tensor, which no operation records: the change would be lost.",
+        hint="change it in place: with torch.no_grad(): parameter.copy_(value).",
+        where=user_line(),
+    )
+
+
+@contextlib.contextmanager
+def _sparse_padding_by_mask() -> Iterator[None]:
+    """Leave the padding row out of a sparse gradient by a zero instead of a selection.
+
+    The selection has a size that depends on the ids, which a graph of fixed shapes cannot have. A
+    row whose gradients are all zero stays as it is under every lazy optimizer.
+    """
+    module: Any = torch
+    original = module.embedding
+
+    def embedding(
+        weight: torch.Tensor,
+        ids: torch.Tensor,
+        padding_idx: int = -1,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> torch.Tensor:
+        masked = sparse and padding_idx >= 0
+        rows: torch.Tensor = original(
+            weight, ids, -1 if masked else padding_idx, scale_grad_by_freq, sparse
+        )
+        if not masked:
+            return rows
+        return torch.where((ids == padding_idx).unsqueeze(-1), rows.detach(), rows)
+
+    module.embedding = embedding
+    try:
+        yield
+    finally:
+        module.embedding = original
+
+
+@contextlib.contextmanager
+def _random_state_as_ops() -> Iterator[None]:
+    """Record saving and restoring of the generator, so that checkpointing replays its masks."""
+
+    def get_state() -> torch.Tensor:
+        state: torch.Tensor = torch.ops.parallax.rng_state()
+        return state
+
+    def set_state(state: torch.Tensor) -> None:
+        torch.ops.parallax.set_rng_state(state)
+
+    modules: tuple[Any, ...] = (torch, torch.random)
+    saved = [(module.get_rng_state, module.set_rng_state) for module in modules]
+    try:
+        for module in modules:
+            module.get_rng_state, module.set_rng_state = get_state, set_state
+        yield
+    finally:
+        for module, (get, put) in zip(modules, saved, strict=True):
+            module.get_rng_state, module.set_rng_state = get, put
