@@ -93,8 +93,6 @@ def test_uneven_and_empty_batches_weigh_as_many_rows_as_they_have(
     pool: Pool, option: str, model: str
 ) -> None:
     shares = [[3, 3], [1, 3], [3, 1], [3, 0], [0, 2], [3, 3]]
-    if model == "lazy":
-        shares = [share for share in shares if 0 not in share]
     for worker, (equal, losses) in enumerate(
         pool.run(2, bad_steps.uneven, option, model, "clip_norm", shares)
     ):

@@ -202,8 +202,15 @@ def _readers(term: Node, lookups: list[Lookup]) -> list[Node]:
     return [lookup.node for lookup in lookups if lookup.ids is ids]
 
 
+def is_empty(ids: Node) -> bool:
+    """Whether these are the ids of a batch without rows, for which autograd makes new ones."""
+    return ids.op == "call_function" and ids.meta["val"].numel() == 0
+
+
 def origin(node: Node, ids: set[Node]) -> Node | None:
     """The lookup ids that ``node`` reshapes, None if it is something else."""
+    if is_empty(node):
+        return next(iter(ids), None)  # no row of any lookup: a batch without rows
     current = node
     while current not in ids:
         if current.op != "call_function" or not current.args:

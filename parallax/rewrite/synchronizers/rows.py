@@ -18,7 +18,7 @@ from parallax.graph.lookups import (
     set_gradient_ids,
     with_rows,
 )
-from parallax.graph.variables import origin
+from parallax.graph.variables import is_empty, origin
 from parallax.ops.resources import (
     RowsSpec,
     TableSpec,
@@ -213,7 +213,9 @@ def _compact(work: Rewriting, group: _Group, mark: Node) -> None:
         start = origin(ids, known)
         assert start is not None
         with work.graph.inserting_before(term):
-            positions = _same_shape(work, ids, start, group.positions[name, start])
+            positions = ids
+            if not is_empty(ids):
+                positions = _same_shape(work, ids, start, group.positions[name, start])
         set_gradient_ids(term, positions, count)
     for zeros in rows.zeros:
         resize_zeros(zeros, count)
