@@ -1,0 +1,80 @@
+"""The examples' models and steps in float32, on several workers and on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from equality import difference
+from sklearn.datasets import load_digits
+from torch import nn
+
+from examples.linear_regression import train as line
+from examples.lm import model as lm
+from examples.resnet import model as resnet
+from parallax.config import Config
+from parallax.graph.discovery import discover
+from parallax.runtime.comm import World
+from parallax.runtime.runner import Runner
+
+STEPS, LOCAL = 10, 4
+VOCAB = 300
+
+Built = tuple[nn.Module, Callable[..., torch.Tensor], torch.optim.Optimizer]
+Batches = list[tuple[torch.Tensor, ...]]
+
+
+def _line(rows: int) -> tuple[Built, Batches]:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = line.points(rows * STEPS, 0.1)
+    x, y = data.tensors
+    batches = list(zip(x.split(rows), y.split(rows), strict=True))
+    return (model, line.make_step(model, optimizer), optimizer), batches
+
+
+def _resnet(rows: int) -> tuple[Built, Batches]:
+    model = resnet.ResNet(blocks=1, width=8)
+    optimizer = resnet.make_optimizer(model)
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    order = torch.randperm(len(images))[: rows * STEPS]
+    targets = torch.tensor(labels)[order]
+    batches = list(zip(images[order].split(rows), targets.split(rows), strict=True))
+    return (model, resnet.make_step(model, optimizer), optimizer), batches
+
+
+def _lm(rows: int) -> tuple[Built, Batches]:
+    model = lm.LanguageModel(VOCAB, embedding=16, hidden=32, projection=16, sampled=64)
+    optimizer = lm.make_optimizer(model, "adagrad", 0.2)
+    # Squared, so that words are as unequally frequent as in a text.
+    words = (torch.rand(STEPS, rows, 9).square() * VOCAB).long()
+    batches = [(batch[:, :-1].contiguous(), batch[:, 1:].contiguous()) for batch in words]
+    return (model, lm.make_step(model, optimizer), optimizer), batches
+
+
+EXAMPLES = {"linear_regression": _line, "resnet": _resnet, "lm": _lm}
+
+
+def compare(world: World, example: str, run_option: str) -> dict[str, Any]:
+    """The largest difference of parameters and slots after ten steps."""
+    rows = LOCAL * world.size
+    torch.manual_seed(5)
+    (expected, step, optimizer), batches = EXAMPLES[example](rows)
+    for number, batch in enumerate(batches):
+        torch.manual_seed(number)  # the language model draws its sampled classes in the step
+        step(*batch)
+    torch.manual_seed(5)
+    (model, step, _), batches = EXAMPLES[example](rows)
+    config = Config(run_option=run_option, workers=1, seed=1)  # type: ignore[arg-type]
+    runner = Runner(step, discover(step), config, world)
+    for number, batch in enumerate(batches):
+        torch.manual_seed(number)
+        runner.run(*(item[world.rank * LOCAL : (world.rank + 1) * LOCAL] for item in batch))
+    del model
+    state = runner.state_dict()
+    return {
+        "parameters": difference(dict(expected.state_dict()), state["model"]),
+        "slots": difference(optimizer.state_dict()["state"], state["optimizer"]["state"]),
+    }

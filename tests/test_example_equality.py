@@ -1,0 +1,18 @@
+"""The three examples give one device's numbers in float32, on any number of workers."""
+
+from __future__ import annotations
+
+import example_steps
+import pytest
+from pool import Pool
+
+from parallax.config import RUN_OPTIONS
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("example", example_steps.EXAMPLES)
+def test_example_equals_one_device(pool: Pool, example: str, size: int) -> None:
+    for option in RUN_OPTIONS:
+        for found in pool.run(size, example_steps.compare, example, option):
+            assert found["parameters"] < 1e-5, (option, found)
+            assert found["slots"] < 1e-5, (option, found)
