@@ -1,0 +1,106 @@
+"""Add up gradients in place, as autograd does.
+
+While a step is captured the tracer holds every tensor, so autograd adds two gradients into a third
+tensor. Once captured, it is known that the first is used by nothing else: the sum is taken in
+place, and a matrix product is added to it as it is computed (``addmm``). A recurrent layer adds up
+the gradients of its weights once for each time step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from parallax.graph.cleanup import is_view
+from parallax.graph.stages import is_write
+
+aten: Any = torch.ops.aten
+
+
+def accumulate_in_place(graph: Graph) -> None:
+    """Rewrite sums whose first operand is theirs alone. Equal up to rounding."""
+    _drop_double_transposes(graph)
+    fresh: set[Node] = set()
+    for node in list(graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is aten.add.Tensor and not node.kwargs and _same_shape(node):
+            left, right = node.args[0], node.args[1]
+            if not _is_own(left, node, fresh) and _is_own(right, node, fresh):
+                left, right = right, left
+            if _is_own(left, node, fresh):
+                _add_to(graph, node, left, right)
+                fresh.add(node)
+                continue
+        if _makes_new(node):
+            fresh.add(node)
+
+
+def _drop_double_transposes(graph: Graph) -> None:
+    for node in list(graph.nodes):
+        if node.target is aten.t.default and node.args[0].target is aten.t.default:
+            node.replace_all_uses_with(node.args[0].args[0])
+            graph.erase_node(node)
+    for node in reversed(list(graph.nodes)):
+        if node.target is aten.t.default and not node.users:
+            graph.erase_node(node)
+
+
+def _makes_new(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return not (is_view(node) or is_write(node) or node.target is aten._unsafe_view.default)
+
+
+def _same_shape(node: Node) -> bool:
+    values = [a.meta.get("val") if isinstance(a, Node) else None for a in node.args[:2]]
+    left, right = values
+    return (
+        isinstance(left, torch.Tensor)
+        and isinstance(right, torch.Tensor)
+        and left.shape == right.shape
+        and left.dtype is right.dtype
+        and left.layout is right.layout is torch.strided
+        and left.dtype.is_floating_point
+        and left.device == right.device
+    )
+
+
+def _is_own(value: Any, user: Node, fresh: set[Node]) -> bool:
+    """Whether a tensor was made here, densely, and is used by ``user`` only, and once."""
+    return (
+        isinstance(value, Node)
+        and value in fresh
+        and list(value.users) == [user]
+        and list(user.args).count(value) == 1
+        and value.meta["val"].is_contiguous()
+    )
+
+
+def _is_written(node: Node) -> bool:
+    """Whether a tensor, or what it is a view of, is ever changed in place: a product that is
+    computed later could see another value."""
+    while True:
+        if any(is_write(user) and user.args[0] is node for user in node.users):
+            return True
+        if node.op != "call_function" or not is_view(node) or not node.all_input_nodes:
+            return False
+        node = node.all_input_nodes[0]
+
+
+def _add_to(graph: Graph, node: Node, target: Any, other: Any) -> None:
+    is_product = (
+        isinstance(other, Node)
+        and other.target is aten.mm.default
+        and list(other.users) == [node]
+        and not any(_is_written(source) for source in other.all_input_nodes)
+    )
+    if is_product:
+        node.target = aten.addmm_.default
+        node.args = (target, *other.args)
+        graph.erase_node(other)
+    else:
+        node.target = aten.add_.Tensor
+        node.args = (target, other)
