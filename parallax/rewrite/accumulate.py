@@ -15,8 +15,14 @@ from torch.fx import Graph, Node
 
 from parallax.graph.cleanup import is_view
 from parallax.graph.stages import is_write
+from parallax.rewrite.context import Rewriting
 
 aten: Any = torch.ops.aten
+
+
+def sum_in_place(work: Rewriting) -> None:
+    """The pass: :func:`accumulate_in_place` on the worker's graph."""
+    accumulate_in_place(work.graph)
 
 
 def accumulate_in_place(graph: Graph) -> None:

@@ -12,7 +12,7 @@ from parallax.graph.stages import is_write
 from parallax.graph.variables import Analysis
 from parallax.ops import marks
 from parallax.ops.resources import coalesce
-from parallax.rewrite.accumulate import accumulate_in_place
+from parallax.rewrite.accumulate import sum_in_place
 from parallax.rewrite.blocks import split_updates
 from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases
 from parallax.rewrite.row_ids import check_row_ids
@@ -48,9 +48,10 @@ PASSES: tuple[Pass, ...] = (
     pull_new_values,
     lower_marks,
     check_row_ids,
+    sum_in_place,
 )
 
-ALONE: tuple[Pass, ...] = (lower_marks, check_row_ids)
+ALONE: tuple[Pass, ...] = (lower_marks, check_row_ids, sum_in_place)
 """Passes for a single worker, whose step stays as it was captured."""
 
 
@@ -102,7 +103,6 @@ def rewrite(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -
     for one_pass in PASSES if workers > 1 else ALONE:
         one_pass(work)
     step = work.step
-    accumulate_in_place(step.graph)
     remove_dead(step.graph)
     step.graph.lint()
     step.graph_module.recompile()

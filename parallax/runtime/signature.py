@@ -100,4 +100,4 @@ def structure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         else type(item).__name__
         for item in flat
     ]
-    return f"{parts} in {spec}"
+    return f"{parts} in {' '.join(str(spec).split())}"
