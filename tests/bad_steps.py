@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -354,3 +355,23 @@ def stage(world: World | None, state: Any, option: str, steps: int) -> tuple[Any
     for _ in range(steps):
         runner.run(ids)
     return runner.state_dict(), world.rank
+
+
+def batch_norm_warning(world: World) -> list[str]:
+    """What is logged for a model whose numbers depend on how the batch is divided."""
+    seen: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("parallax")
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.WARNING)
+    try:
+        model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+        runner = among(world, plain(model, torch.optim.SGD(model.parameters(), 0.1)), "HYBRID")
+        for _ in range(2):
+            runner.run(rows())
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    return seen

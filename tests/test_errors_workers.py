@@ -171,3 +171,11 @@ def test_changes_that_all_workers_make_alike_are_accepted(pool: Pool, name: str)
 def test_a_variable_that_is_trained_only_later_is_named(pool: Pool) -> None:
     fragments = ("'bias' receives its first gradient only now", "let the first batch use")
     all_raise(pool, 2, "UnsupportedError", fragments, bad_steps.thaws)
+
+
+def test_batch_norm_is_warned_of_once(pool: Pool) -> None:
+    for seen in pool.run(2, bad_steps.batch_norm_warning):
+        found = [text for text in seen if "BatchNorm" in text]
+        assert len(found) == 1
+        assert "depend on the number of workers (model.1)" in found[0]
+        assert "GroupNorm" in found[0]

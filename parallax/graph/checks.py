@@ -196,3 +196,13 @@ def check_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
                 f"Tensor {index} of the batch was computed with gradients outside the step.",
                 hint="move that computation into the step, or detach() it.",
             )
+
+
+def batch_norms(objects: StepObjects) -> list[str]:
+    """Names of modules in training that normalise over the batch, which workers divide."""
+    return [
+        f"{root}.{path}" if path else root
+        for root, model in objects.models.items()
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training
+    ]

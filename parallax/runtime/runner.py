@@ -14,7 +14,7 @@ import torch
 from parallax.config import Config
 from parallax.errors import DisagreementError, UnsupportedError
 from parallax.graph.capture import capture
-from parallax.graph.checks import check_batch, check_state, check_unchanged
+from parallax.graph.checks import batch_norms, check_batch, check_state, check_unchanged
 from parallax.graph.discovery import StepObjects
 from parallax.graph.state import Leaf, aliases
 from parallax.graph.variables import Analysis, Variable, analyze
@@ -224,6 +224,12 @@ class Runner:
         if differing:
             shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
             logger.info("first values differed between workers; all took worker 0's: %s", shown)
+        if norms := batch_norms(self._objects):
+            logger.warning(
+                "BatchNorm normalises over each worker's own batch, so results depend on the "
+                "number of workers (%s); GroupNorm or LayerNorm do not.",
+                ", ".join(norms[:3]) + (", ..." if len(norms) > 3 else ""),
+            )
         weight = batch_weight(torch.utils._pytree.tree_leaves((batch, dict(named))))
         usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
         self._control.usual_weight = usual
