@@ -56,7 +56,7 @@ def known_length(source: object) -> int | None:
     """How many items a source has, if it can tell before they are read."""
     try:
         return len(source)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
+    except (TypeError, RuntimeError):  # a dataset may refuse to tell its length
         # Many classes have a __len__ that raises one of these when what is below has none.
         return None
 
