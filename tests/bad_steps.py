@@ -331,32 +331,6 @@ def thaws(world: World) -> None:
     runner.run(rows())
 
 
-def stage(world: World | None, state: Any, option: str, steps: int) -> tuple[Any, int]:
-    """Some steps of one training from a state, on equal batches; the state afterwards."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(7, 3), nn.Linear(3, 2)).double()
-    optimizer = torch.optim.Adam(model.parameters(), 0.1)
-
-    def step(ids: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(ids).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    ids = torch.tensor([0, 3, 3, 6])
-    if world is None:
-        for _ in range(steps):
-            step(ids)
-        return {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}, 0
-    runner = among(world, step, option)
-    if state is not None:
-        runner.load_state_dict(state)
-    for _ in range(steps):
-        runner.run(ids)
-    return runner.state_dict(), world.rank
-
-
 def batch_norm_warning(world: World) -> list[str]:
     """What is logged for a model whose numbers depend on how the batch is divided."""
     seen: list[str] = []

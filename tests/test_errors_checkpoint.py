@@ -1,4 +1,4 @@
-"""States that do not fit, and those that go over to other numbers of workers (rows 107-112)."""
+"""States that do not fit (rows 107-112)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import bad_steps
 import pytest
 import torch
 from errors_help import alone, raised
-from pool import Pool
 from torch import nn
 
 from parallax.errors import CheckpointError
@@ -135,14 +134,3 @@ def test_a_fresh_run_takes_no_state_with_other_slots() -> None:
         CheckpointError,
         "another kind of optimizer",
     )
-
-
-def test_a_state_goes_over_to_other_workers_and_options(pool: Pool) -> None:
-    """Saved by 1, loaded and saved by 3, then by 2: as if one device had trained throughout."""
-    expected = bad_steps.stage(None, None, "HYBRID", 9)[0]
-    state, _ = pool.run(1, bad_steps.stage, None, "HYBRID", 3)[0]
-    for size, option in ((3, "HYBRID"), (2, "PS")):
-        found = pool.run(size, bad_steps.stage, state, option, 3)
-        state = found[0][0]
-        assert all(bad_steps.same(state, other) for other, _ in found)
-    assert bad_steps.same(expected, state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 import random
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from errors_help import warnings_of_parallax
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
@@ -164,24 +164,23 @@ def test_error_refuses_a_tail_and_nothing_else(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_left_out_is_said_once_by_one_worker(
-    kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    kind: str,
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("parallax"), "propagate", True)
-    caplog.set_level(logging.WARNING, "parallax")
 
     def two_epochs(data: Any) -> None:
         numbers(data)
         if kind not in ("generator", "iterator"):
             numbers(data)
 
-    on_each(4, lambda: shard(KINDS[kind](11)), two_epochs)
-    assert [record.getMessage() for record in caplog.records] == [
+    with warnings_of_parallax() as said:
+        on_each(4, lambda: shard(KINDS[kind](11)), two_epochs)
+    assert said == [
         f"the {type(KINDS[kind](11)).__name__} has 11 items: the last 3 left out of each epoch, so"
         " that each of 4 workers gets 2 (tail='drop')."
     ]
-    caplog.clear()
-    on_each(4, lambda: shard(KINDS[kind](11), tail="repeat"), numbers)
-    assert "1 repeated in each epoch, so that each of 4 workers gets 3" in caplog.text
+    with warnings_of_parallax() as said:
+        on_each(4, lambda: shard(KINDS[kind](11), tail="repeat"), numbers)
+    assert "1 repeated in each epoch, so that each of 4 workers gets 3" in "".join(said)
 
 
 @pytest.mark.parametrize("kind", KINDS)

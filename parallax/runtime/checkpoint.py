@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -100,44 +101,57 @@ def _take(
     objects: StepObjects, state: StateTable, given: Mapping[str, Any], loose: Mapping[str, Leaf]
 ) -> None:
     by_id = {
-        id(leaf.value): leaf.name
+        id(leaf.value): leaf
         for leaf in state.leaves.values()
         if isinstance(leaf.value, torch.Tensor)
     }
-
-    def copy(target: torch.Tensor, value: torch.Tensor) -> None:
-        name = by_id.get(id(target), "")
-        with torch.no_grad():
-            if name in state.shards:
-                rows = state.layouts[name].take(value, state.worker)
-                state.shards[name].copy_(rows)
-            else:
-                target.copy_(value)
-
     for name, model in objects.models.items():
         for key, target in model.state_dict(keep_vars=True).items():
-            if isinstance(target, torch.Tensor):
-                copy(target, given[name][key])
+            if not isinstance(target, torch.Tensor):
+                continue
+            if (leaf := by_id.get(id(target))) is not None:
+                state.fill(leaf, given[name][key])
+            else:
+                with torch.no_grad():
+                    target.copy_(given[name][key])
     for name, leaf in loose.items():
-        copy(leaf.value, given[name])
+        state.fill(leaf, given[name])
     for name, optimizer in objects.optimizers.items():
         _take_optimizer(state, optimizer, given[name])
     state.refresh()
+    state.forget_removed()
 
 
 def _take_optimizer(
     state: StateTable, optimizer: torch.optim.Optimizer, given: Mapping[str, Any]
 ) -> None:
-    # Slots go to the device and dtype of their parameter; a sharded one has neither any more.
-    optimizer.load_state_dict(_on_meta_shards(given))
-    del state
+    """Let the optimizer take its state, then put the slots' values as they were saved.
+
+    ``load_state_dict`` moves slots to the device of their parameter, which has no values where it
+    is sharded, and to its dtype, which not all slots have. :meth:`StateTable.refresh` keeps this
+    worker's rows of what is put here as a whole.
+    """
+    optimizer.load_state_dict(dict(given))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    indices = [index for group in given["param_groups"] for index in group["params"]]
+    devices = {
+        id(leaf.value): state.device_of(leaf)
+        for leaf in state.leaves.values()
+        if leaf.kind == "parameter"
+    }
+    for parameter, index in zip(parameters, indices, strict=True):
+        device = devices[id(parameter)]
+        slots = optimizer.state.get(parameter, {})
+        for key, held in slots.items():
+            whole = given["state"][index][key]
+            slots[key] = pytree.tree_map(partial(_as_saved, device), held, whole)
 
 
-def _on_meta_shards(given: Mapping[str, Any]) -> dict[str, Any]:
-    copied: dict[str, Any] = pytree.tree_map(
-        lambda item: item.detach().clone() if isinstance(item, torch.Tensor) else item, dict(given)
-    )
-    return copied
+def _as_saved(sharded: torch.device, held: Any, whole: Any) -> Any:
+    if not isinstance(held, torch.Tensor):
+        return held
+    device = sharded if held.device.type == "meta" else held.device
+    return whole.detach().to(device, copy=True)
 
 
 def _compare(prefix: str, own: Mapping[str, Any], given: Any) -> list[str]:

@@ -52,9 +52,13 @@ class Program:
             for guard in self.step.guards
         )
 
-    def rebind(self) -> None:
-        """After the user's objects were replaced."""
+    def rebind(self) -> bool:
+        """After the user's objects were replaced; False if state that it reads is gone."""
+        names = (item.name for item in self.step.inputs if item.kind != "batch")
+        if not all(name in self._state.leaves for name in names):
+            return False
         self._bind()
+        return True
 
     def run(self, batch: Sequence[Any]) -> Any:
         """One step on the flat ``batch``; returns what the user's step returns."""

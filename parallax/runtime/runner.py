@@ -189,9 +189,8 @@ class Runner:
         return Program(rewritten.step, self._state, resources, value)
 
     def _rebind(self) -> None:
-        for programs in self._programs.values():
-            for program in programs:
-                program.rebind()
+        for signature, programs in list(self._programs.items()):
+            self._programs[signature] = [program for program in programs if program.rebind()]
 
     # -- Before the first step --------------------------------------------------------------
 

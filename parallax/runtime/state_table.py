@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from parallax.errors import CheckpointError
 from parallax.graph.discovery import StepObjects
 from parallax.graph.state import Leaf, leaves
 from parallax.graph.torch_internals import replace_tensor
-from parallax.runtime.deferral import initial_rows, initial_whole
+from parallax.runtime.deferral import deferred_device, initial_rows, initial_whole
 from parallax.strategy.layout import RowLayout
 
 
@@ -42,10 +43,26 @@ class StateTable:
                 self._shard(leaf)  # the user put a whole value back, load_state_dict for one
 
     def refresh_if_replaced(self) -> bool:
-        """Notice an optimizer whose state was replaced as a whole, as ``load_state_dict`` does."""
+        """Notice an optimizer whose state was replaced as a whole, as ``load_state_dict`` does.
+
+        Raises:
+            CheckpointError: it was, without the values of a sharded slot.
+        """
         if self._containers == self._container_ids():
             return False
+        before = self._leaves
         self.refresh()
+        for name in self.shards:
+            old, new = before.get(name), self._leaves.get(name)
+            if old is None or new is None or old.value is new.value:
+                continue
+            if new.value.device.type == "meta":
+                raise CheckpointError(
+                    f"The slot {name!r} was replaced by one without values: its variable is "
+                    "sharded, and load_state_dict() of the optimizer puts slots where that is.",
+                    hint="load with runner.load_state_dict(), which gives each worker its rows; "
+                    "it can still be called now.",
+                )
         return True
 
     def _container_ids(self) -> tuple[int, ...]:
@@ -101,9 +118,29 @@ class StateTable:
         replace_tensor(value, _like(value.detach().to("meta"), value))
 
     def device_of(self, leaf: Leaf) -> torch.device:
-        """The device of a leaf without storage: where its variable's other state is."""
-        own = self.shards.get(leaf.variable or "")
+        """The device of a leaf: where its own values or its variable's are."""
+        if leaf.value.device.type != "meta":
+            device: torch.device = leaf.value.device
+            return device
+        own = self.shards.get(leaf.name, self.shards.get(leaf.variable or ""))
         return own.device if own is not None else torch.device("cpu")
+
+    def fill(self, leaf: Leaf, whole: torch.Tensor) -> None:
+        """Give a leaf the values of ``whole``, of which a sharded one keeps its rows."""
+        with torch.no_grad():
+            if leaf.name in self.shards:
+                rows = self.layouts[leaf.name].take(whole, self.worker)
+                self.shards[leaf.name].copy_(rows)
+            elif leaf.value.device.type == "meta":
+                device = deferred_device(leaf.value) or torch.device("cpu")
+                replace_tensor(leaf.value, _like(whole.detach().to(device, copy=True), leaf.value))
+            else:
+                leaf.value.copy_(whole)
+
+    def forget_removed(self) -> None:
+        """Free the rows of leaves that the user's objects no longer have."""
+        for name in [name for name in self.shards if name not in self._leaves]:
+            del self.shards[name]
 
     # -- Access ---------------------------------------------------------------------------
 
