@@ -14,6 +14,7 @@ from parallax.cluster.resources import local_workers
 from parallax.cluster.worker_start import prepare_worker_process
 from parallax.config import Config, configure_logging
 from parallax.data.identity import known_sizes
+from parallax.errors import ConfigError
 from parallax.graph.discovery import discover
 from parallax.runtime.comm import World, connect, single
 from parallax.runtime.runner import Runner
@@ -93,8 +94,6 @@ def parallel_run(
     Raises:
         ConfigError: ``sync`` is False, or as :func:`get_runner`.
     """
-    from parallax.errors import ConfigError
-
     if not sync:
         raise ConfigError(
             "Asynchronous training (sync=False) is not offered: it gives other numbers than one "

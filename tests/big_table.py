@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from pathlib import Path
@@ -28,15 +29,11 @@ def resident(name: str) -> int:
     raise AssertionError(name)
 
 
-def train(world: World, rows: int, defer: bool) -> dict[str, int]:
-    """Resident memory before the model, after the first step, and the peak."""
-    Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
-    before = resident("VmRSS")
+def _runner(
+    world: World, rows: int, defer: bool
+) -> tuple[Runner, nn.Embedding, nn.Linear, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    if defer:
-        with deferred():
-            table = nn.Embedding(rows, WIDTH)
-    else:
+    with deferred() if defer else contextlib.nullcontext():
         table = nn.Embedding(rows, WIDTH)
     out = nn.Linear(WIDTH, 1)
     optimizer = torch.optim.Adam([*table.parameters(), *out.parameters()])
@@ -48,7 +45,14 @@ def train(world: World, rows: int, defer: bool) -> dict[str, int]:
         optimizer.step()
         return loss
 
-    runner = Runner(step, discover(step), Config(workers=1, seed=1), world)
+    return Runner(step, discover(step), Config(workers=1, seed=1), world), table, out, optimizer
+
+
+def train(world: World, rows: int, defer: bool) -> dict[str, int]:
+    """Resident memory before the model, after the first step, and the peak."""
+    Path("/proc/self/clear_refs").write_text("5")  # starts the peak anew
+    before = resident("VmRSS")
+    runner = _runner(world, rows, defer)[0]
     generator = torch.Generator().manual_seed(world.rank)
     runner.run(torch.randint(rows, (BATCH,), generator=generator))
     gc.collect()
@@ -65,18 +69,7 @@ def train(world: World, rows: int, defer: bool) -> dict[str, int]:
 
 def what_is_left(world: World, rows: int) -> dict[str, object]:
     """Where the pieces of a small run are after a step."""
-    torch.manual_seed(0)
-    table, out = nn.Embedding(rows, WIDTH), nn.Linear(WIDTH, 1)
-    optimizer = torch.optim.Adam([*table.parameters(), *out.parameters()])
-
-    def step(ids: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = out(table(ids)).pow(2).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    runner = Runner(step, discover(step), Config(workers=1, seed=1), world)
+    runner, table, out, optimizer = _runner(world, rows, defer=False)
     runner.run(torch.randint(rows, (BATCH,)))
     slots = optimizer.state[table.weight]
     pieces = [table.weight, slots["exp_avg"], slots["exp_avg_sq"]]

@@ -33,14 +33,11 @@ def _read_numbers_directly(step: StepGraph) -> None:
     """A lifted number arrives as a Python number, not as a tensor to read it from."""
     for item, node in zip(step.inputs, step.placeholders(), strict=True):
         users = list(node.users)
-        if len(users) == 1 and users[0].target is aten._local_scalar_dense.default:
-            is_batch_number = item.kind == "batch" and node.meta["val"].dim() == 0
-            if item.kind == "number" or (
-                is_batch_number and node.meta["val"].dtype is torch.float64 and item.number
-            ):
-                node.meta["val"] = users[0].meta["val"]
-                users[0].replace_all_uses_with(node)
-                step.graph.erase_node(users[0])
+        read = aten._local_scalar_dense.default
+        if item.number and len(users) == 1 and users[0].target is read:
+            node.meta["val"] = users[0].meta["val"]
+            users[0].replace_all_uses_with(node)
+            step.graph.erase_node(users[0])
 
 
 def _drop_no_ops(graph: torch.fx.Graph) -> None:

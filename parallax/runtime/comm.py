@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import math
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -36,10 +37,6 @@ class Traffic:
 
     def add(self, purpose: str, count: float) -> None:
         self.sent[purpose] += round(count)
-
-    @property
-    def total(self) -> int:
-        return sum(self.sent.values())
 
 
 class Pending:
@@ -137,7 +134,7 @@ class World:
         """Send ``sent_counts[w]`` leading elements (or rows) to each worker ``w``."""
         _check(received)
         _check(sent)
-        row = sent[0].numel() if sent.dim() > 1 and len(sent) else _trailing(sent)
+        row = math.prod(sent.shape[1:])
         others = sum(sent_counts) - sent_counts[self.rank]
         self.traffic.add(purpose, others * row * sent.element_size())
         work = dist.all_to_all_single(
@@ -236,13 +233,6 @@ class World:
 
 def _bytes(buffer: torch.Tensor) -> int:
     return buffer.numel() * buffer.element_size()
-
-
-def _trailing(buffer: torch.Tensor) -> int:
-    count = 1
-    for size in buffer.shape[1:]:
-        count *= size
-    return count
 
 
 def _check(buffer: torch.Tensor) -> None:

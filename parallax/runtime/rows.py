@@ -18,6 +18,7 @@ from parallax.ops.resources import RowsSpec, TableSpec
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import INTEGERS, StepControl
 from parallax.runtime.row_ids import bad_row
+from parallax.strategy.layout import cyclic_rows
 
 
 @dataclass
@@ -43,8 +44,11 @@ class Sent:
     request: Requested
     tables: list[int]
     received: dict[torch.dtype, torch.Tensor]
+    ids: torch.Tensor | None
+    """Of gathered rows, their ids in worker order; None for pushed ones, which were asked for."""
     pending: list[Pending]
     keep: list[torch.Tensor]
+    """Messages that must live until they are sent."""
     counts: list[list[int]]
 
 
@@ -193,7 +197,7 @@ class RowExchange:
             received, pending, keep = self._start(
                 values, sent_counts, received_counts, chosen, "rows: push"
             )
-            return Sent(request, chosen, received, pending, keep, received_counts)
+            return Sent(request, chosen, received, None, pending, keep, received_counts)
         return self._gather(request, chosen, values)
 
     def _prepared(
@@ -204,13 +208,13 @@ class RowExchange:
             gradient = gradient.to_dense()
         if self.control.is_empty:
             return torch.zeros(gradient.numel(), dtype=table.dtype, device=gradient.device)
-        if padding is not None:
-            gradient = gradient.clone()
-            gradient[padding] = 0
         if table.average:
-            share = self.control.weight / self.control.total
-            return (gradient * share).reshape(-1)
-        return gradient.reshape(-1).clone(memory_format=torch.contiguous_format)
+            own = gradient * (self.control.weight / self.control.total)
+        else:
+            own = gradient.clone(memory_format=torch.contiguous_format)
+        if padding is not None:
+            own[padding] = 0
+        return own.reshape(-1)
 
     def _gather(self, request: Requested, chosen: list[int], values: list[torch.Tensor]) -> Sent:
         """Every worker sends its rows to every other: (N-1)αb."""
@@ -218,28 +222,32 @@ class RowExchange:
         ids = torch.cat([request.rows[t] for t in chosen])
         totals = [sum(request.served[w][t] for t in chosen) for w in range(size)]
         received_ids = torch.empty(sum(totals), dtype=ids.dtype, device=ids.device)
-        pending = [
-            self.world.all_to_all(
-                received_ids, ids.repeat(size), totals, [len(ids)] * size, "rows: ids"
-            )
-        ]
+        sent_ids = ids.repeat(size)
+        pending = self.world.all_to_all(
+            received_ids, sent_ids, totals, [len(ids)] * size, "rows: ids"
+        )
         repeated = [value.repeat(size) for value in values]
         received, more, keep = self._start(
             repeated, request.asked, request.served, chosen, "rows: gather"
         )
-        request.wanted = [torch.empty(0)] * len(self.spec.tables)
-        sent = Sent(request, chosen, received, pending + more, keep, request.served)
-        sent.keep.append(received_ids)
-        return sent
+        return Sent(
+            request,
+            chosen,
+            received,
+            received_ids,
+            [pending, *more],
+            [sent_ids, *keep],
+            request.served,
+        )
 
     def receive(self, sent: Sent) -> list[Any]:
         """See :func:`parallax.ops.resources.receive_rows`."""
         for work in sent.pending:
             work.wait()
         values = self._unpack(sent.received, sent.counts, sent.tables)
-        if not self.spec.sharded:
+        if sent.ids is not None:
             counts = [[row[t] for t in sent.tables] for row in sent.counts]
-            wanted = _by_table(sent.keep[-1], counts, [1] * len(sent.tables))
+            wanted = _by_table(sent.ids, counts, [1] * len(sent.tables))
         else:
             wanted = [sent.request.wanted[t] for t in sent.tables]
         return [
@@ -250,7 +258,7 @@ class RowExchange:
     def _aggregated(self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor) -> Any:
         count = table.rows
         if self.spec.sharded:
-            count = local_rows(table.rows, self.world.rank, self.world.size)
+            count = cyclic_rows(table.rows, self.world.rank, self.world.size)
         shape = (count, *table.row_shape)
         if table.lazy:
             return torch.sparse_coo_tensor(
@@ -259,7 +267,7 @@ class RowExchange:
         if table.touched:
             unique, positions = torch.unique(ids, return_inverse=True)
             summed = rows.new_zeros((len(unique), *table.row_shape))
-            return unique.long(), summed.index_add_(0, positions, rows)
+            return unique, summed.index_add_(0, positions, rows)
         whole = torch.zeros(shape, dtype=table.dtype, device=rows.device)
         return whole.index_add_(0, ids, rows)
 
@@ -314,11 +322,6 @@ class RowExchange:
             for t, part in zip(own, flat, strict=True):
                 result[t] = part.view(-1, *specs[t].row_shape)
         return [result[t] for t in tables]
-
-
-def local_rows(rows: int, worker: int, workers: int) -> int:
-    """How many of ``rows`` live on ``worker`` when row i lives on worker i mod N."""
-    return (rows - worker + workers - 1) // workers
 
 
 def _by_worker(values: Sequence[torch.Tensor], counts: list[list[int]]) -> torch.Tensor:

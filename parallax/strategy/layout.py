@@ -10,6 +10,11 @@ import torch
 from parallax.strategy.data import PartitionName, VariableStrategy
 
 
+def cyclic_rows(rows: int, worker: int, workers: int) -> int:
+    """How many of ``rows`` live on ``worker`` when row i lives on worker i mod N."""
+    return (rows - worker + workers - 1) // workers
+
+
 @dataclass(frozen=True)
 class RowLayout:
     """Rows over workers: ``cyclic`` (row i on owner i mod n), ``block``, or ``whole``."""
@@ -38,7 +43,7 @@ class RowLayout:
     def local_rows(self, worker: int) -> int:
         """How many rows ``worker`` owns."""
         if self.partition == "cyclic":
-            return (self.rows - worker + self.workers - 1) // self.workers
+            return cyclic_rows(self.rows, worker, self.workers)
         first, last = self.range(worker)
         return last - first
 
