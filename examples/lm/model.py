@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from examples.lm.sampling import log_expected_count, log_uniform_sample, sampled_softmax_loss
+from examples.optimizers import make_optimizer as make_optimizer
 
 
 class LanguageModel(nn.Module):
@@ -78,18 +79,6 @@ class LanguageModel(nn.Module):
             self.features(tokens), self.softmax_weight.weight, self.softmax_bias.weight.squeeze(1)
         )
         return F.cross_entropy(logits, targets.flatten())
-
-
-def make_optimizer(model: nn.Module, name: str, lr: float) -> torch.optim.Optimizer:
-    """An optimizer by name: ``"sgd"``, ``"adagrad"`` or ``"adam"``."""
-    if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=lr)
-    if name == "adagrad":
-        # Without an initial value the first gradient of each row moves it by the full rate.
-        return torch.optim.Adagrad(model.parameters(), lr=lr, initial_accumulator_value=0.1)
-    if name == "adam":
-        return torch.optim.Adam(model.parameters(), lr=lr)
-    raise ValueError(f'optimizer must be "sgd", "adagrad" or "adam", found {name!r}.')
 
 
 def make_step(

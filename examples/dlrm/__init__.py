@@ -1,0 +1,1 @@
+"""Recommendation: 26 tables of embedding bags beside two small dense networks."""

@@ -1,0 +1,1 @@
+"""Translation: an encoder-decoder LSTM with attention and two vocabularies."""
