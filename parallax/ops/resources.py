@@ -129,20 +129,36 @@ def effect(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @effect
 def pull_rows(
-    exchange: Any, ids: Sequence[Sequence[torch.Tensor]], shards: Sequence[torch.Tensor]
+    exchange: Any,
+    ids: Sequence[Sequence[torch.Tensor]],
+    shards: Sequence[torch.Tensor],
+    messages: Sequence[Sequence[int]],
 ) -> list[Any]:
-    """Fetch the rows that this step looks up.
+    """Start to fetch the rows that this step looks up.
 
-    Returns, for each table: its unique rows, their count, the positions of each lookup's ids
+    Args:
+        exchange: the runtime object of a :class:`RowsSpec`.
+        ids: per table, what each lookup reads by.
+        shards: per table, this worker's rows.
+        messages: tables whose rows travel together, in the order in which they are needed.
+
+    Returns, for each table: the count of its unique rows, and the positions of each lookup's ids
     among them (one tensor per lookup); and a handle last.
     """
-    result: list[Any] = exchange.pull(ids, shards)
+    result: list[Any] = exchange.pull(ids, shards, messages)
     return result
 
 
 @effect
+def pulled_rows(exchange: Any, handle: Any, table: int) -> torch.Tensor:
+    """The unique rows of a table that :func:`pull_rows` started to fetch."""
+    rows: torch.Tensor = exchange.pulled(handle, table)
+    return rows
+
+
+@effect
 def unique_rows(exchange: Any, ids: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
-    """As :func:`pull_rows` for replicated tables: only unique ids, nothing is sent."""
+    """As :func:`pull_rows` for replicated tables: only unique ids, no rows are fetched."""
     result: list[Any] = exchange.unique(ids)
     return result
 

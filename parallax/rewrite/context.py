@@ -49,6 +49,8 @@ class Rewriting:
     resource_nodes: list[Node] = field(default_factory=list)
     touched: dict[str, tuple[Node, Node]] = field(default_factory=dict)
     """Variables of which only touched rows are updated: (row numbers, rows of the gradient)."""
+    operations: dict[Node, int] = field(default_factory=dict)
+    """What is computed by each node that computes much, as captured."""
     blocked: dict[str, tuple[Node, Node]] = field(default_factory=dict)
     """Variables that are updated block by block, with the same."""
 

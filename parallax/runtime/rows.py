@@ -9,7 +9,7 @@ for gradients of b bytes a row; the same for rows served to others (Parallax pap
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,20 @@ class Requested:
     """served[w][t]: rows of table t that worker w needs from this worker."""
     padding: list[int | None]
     """Per table, where its padding row is among the unique rows, if it is there."""
+    pulls: dict[int, _Rows] = field(default_factory=dict)
+    """Per table, the message that brings its rows."""
+
+
+@dataclass
+class _Rows:
+    """Rows of some tables under way."""
+
+    tables: list[int]
+    received: dict[torch.dtype, torch.Tensor]
+    pending: list[Pending]
+    keep: list[torch.Tensor]
+    """Messages that must live until they are sent."""
+    arrived: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass
@@ -65,15 +79,34 @@ class RowExchange:
     # -- Pull -----------------------------------------------------------------------------
 
     def pull(
-        self, ids: Sequence[Sequence[torch.Tensor]], shards: Sequence[torch.Tensor]
+        self,
+        ids: Sequence[Sequence[torch.Tensor]],
+        shards: Sequence[torch.Tensor],
+        messages: Sequence[Sequence[int]],
     ) -> list[Any]:
         """See :func:`parallax.ops.resources.pull_rows`."""
         result, locals_, counts, padding, bad = self._unique(ids)
         request = self._exchange_ids(locals_, counts, padding, bad)
-        rows = self._exchange_rows(request, shards)
-        for values, table in zip(rows, result, strict=True):
-            table.insert(0, values)
+        for tables in messages:
+            values = [
+                shards[t].detach().index_select(0, request.wanted[t]).view(-1) for t in tables
+            ]
+            rows = _Rows(
+                list(tables),
+                *self._start(values, request.served, request.asked, tables, "rows: pull"),
+            )
+            request.pulls.update(dict.fromkeys(tables, rows))
         return [item for table in result for item in table] + [request]
+
+    def pulled(self, request: Requested, table: int) -> torch.Tensor:
+        """See :func:`parallax.ops.resources.pulled_rows`."""
+        rows = request.pulls.pop(table)
+        if not rows.arrived:
+            for work in rows.pending:
+                work.wait()
+            values = self._unpack(rows.received, request.asked, rows.tables)
+            rows.arrived = dict(zip(rows.tables, values, strict=True))
+        return rows.arrived[table]
 
     def unique(self, ids: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
         """See :func:`parallax.ops.resources.unique_rows`."""
@@ -166,20 +199,6 @@ class RowExchange:
         ).wait()
         wanted = _by_table(received.long(), served, [1] * len(rows))
         return Requested(rows, asked, wanted, served, padding)
-
-    def _exchange_rows(
-        self, request: Requested, shards: Sequence[torch.Tensor]
-    ) -> list[torch.Tensor]:
-        values = [
-            shard.detach().index_select(0, wanted).view(-1)
-            for shard, wanted in zip(shards, request.wanted, strict=True)
-        ]
-        received, pending, _ = self._start(
-            values, request.served, request.asked, range(len(values)), "rows: pull"
-        )
-        for work in pending:
-            work.wait()
-        return self._unpack(received, request.asked, range(len(values)))
 
     # -- Push -----------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from parallax.graph.compute import split_by_compute
 from parallax.graph.lookups import (
     Lookup,
     gradient_ids,
@@ -18,11 +19,13 @@ from parallax.graph.lookups import (
     set_gradient_ids,
     with_rows,
 )
+from parallax.graph.stages import is_write
 from parallax.graph.variables import is_empty, origin
 from parallax.ops.resources import (
     RowsSpec,
     TableSpec,
     pull_rows,
+    pulled_rows,
     push_rows,
     receive_rows,
     unique_rows,
@@ -32,6 +35,9 @@ from parallax.rewrite.context import Rewriting
 from parallax.rewrite.touched_rows import can_touch_only_rows
 
 aten: Any = torch.ops.aten
+
+# Operations that take about as long as one more message costs, some milliseconds on a CPU core.
+WORTH_A_MESSAGE = 50_000_000
 
 
 @dataclass
@@ -60,7 +66,8 @@ def synchronize_rows(work: Rewriting) -> None:
             if number is not None:
                 by_group.setdefault(number, []).append(mark)
         for number, marks in by_group.items():
-            _push(work, groups[number], marks, phase.first_use)
+            for part in split_by_compute(marks, work.order(), work.operations, WORTH_A_MESSAGE):
+                _push(work, groups[number], part, phase.first_use)
 
 
 def _groups(work: Rewriting) -> list[_Group]:
@@ -96,31 +103,93 @@ def _fetch(work: Rewriting, group: _Group) -> None:
         list(dict.fromkeys(lk.ids for lk in group.lookups if lk.variable == name))
         for name in group.tables
     ]
-    first = group.lookups[0].node
-    hoist(work, [node for nodes in ids for node in nodes], first)
-    with work.graph.inserting_before(first):
+    start = _earliest(work, [node for nodes in ids for node in nodes], group.lookups[0].node)
+    with work.graph.inserting_before(start):
         if group.sharded:
             shards = [work.step.placeholder(name) for name in group.tables]
-            fetched = work.call(pull_rows, group.resource, ids, shards)
+            messages = _messages(work, group)
+            fetched = work.call(pull_rows, group.resource, ids, shards, messages)
         else:
             fetched = work.call(unique_rows, group.resource, ids)
         index = 0
         for name, nodes in zip(group.tables, ids, strict=True):
-            rows = None
-            if group.sharded:
-                rows = work.item(fetched, index)
-                index += 1
             group.counts[name] = work.item(fetched, index)
-            index += 1
-            for node in nodes:
-                group.positions[name, node] = work.item(fetched, index)
-                index += 1
-            if rows is None:
-                continue
-            for lookup in group.lookups:
-                if lookup.variable == name:
-                    lookup.node.args = with_rows(lookup, rows, group.positions[name, lookup.ids])
+            for offset, node in enumerate(nodes, 1):
+                group.positions[name, node] = work.item(fetched, index + offset)
+            index += 1 + len(nodes)
         group.handle = work.item(fetched, index)
+    if group.sharded:
+        _read_pulled(work, group)
+
+
+def _earliest(work: Rewriting, ids: list[Node], first: Node) -> Node:
+    """Compute ``ids`` early, so that their rows travel while the model computes.
+
+    Returns:
+        The node in front of which they are known: the first lookup, or the first operation of
+        weight if they do not depend on it.
+    """
+    order = work.order()
+    needed: set[Node] = set()
+    queue = list(ids)
+    while queue:
+        node = queue.pop()
+        if node.op != "placeholder" and node not in needed:
+            needed.add(node)
+            queue += node.all_input_nodes
+    heavy = next((node for node in order if node in work.operations), first)
+    between = [node for node in order if order[heavy] <= order[node] < order[first]]
+    if between and not any(
+        _changes_ids(node) or (node in needed and (node in work.operations or _must_stay(node)))
+        for node in between
+    ):
+        first = heavy
+    hoist(work, ids, first)
+    return first
+
+
+def _must_stay(node: Node) -> bool:
+    """Whether it matters what runs before a node: random numbers, changes in place, exchanges."""
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _changes_ids(node: Node) -> bool:
+    """Whether a node writes to integers, which could be ids."""
+    return is_write(node) and any(
+        isinstance(value := source.meta.get("val"), torch.Tensor)
+        and not value.dtype.is_floating_point
+        for source in node.all_input_nodes[:1]
+    )
+
+
+def _messages(work: Rewriting, group: _Group) -> list[list[int]]:
+    """Tables in the order in which they are read, together unless there is work in between."""
+    first: dict[str, Node] = {}
+    order = work.order()
+    for lookup in sorted(group.lookups, key=lambda item: order[item.node]):
+        first.setdefault(lookup.variable, lookup.node)
+    names = {node: name for name, node in first.items()}
+    return [
+        [group.tables.index(names[node]) for node in nodes]
+        for nodes in split_by_compute(names, order, work.operations, WORTH_A_MESSAGE)
+    ]
+
+
+def _read_pulled(work: Rewriting, group: _Group) -> None:
+    """Wait for each table's rows where they are first read."""
+    order = work.order()
+    rows: dict[str, Node] = {}
+    for lookup in sorted(group.lookups, key=lambda item: order[item.node]):
+        name = lookup.variable
+        if name not in rows:
+            with work.graph.inserting_before(lookup.node):
+                table = group.tables.index(name)
+                rows[name] = work.call(pulled_rows, group.resource, group.handle, table)
+        positions = group.positions[name, lookup.ids]
+        lookup.node.args = with_rows(lookup, rows[name], positions)
 
 
 def _table(work: Rewriting, name: str, group: _Group) -> TableSpec:

@@ -1,0 +1,56 @@
+"""How much a graph's operations compute: matrix products and convolutions, in operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+from torch.utils.flop_counter import flop_registry
+
+
+def operations(graph: Graph) -> dict[Node, int]:
+    """Multiplications and additions of each node that has many; others are left out.
+
+    Counted by torch's own formulas, from the shapes that were captured.
+    """
+    return {node: count for node in graph.nodes if (count := _count(node))}
+
+
+def _count(node: Node) -> int:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return 0
+    formula = flop_registry.get(node.target.overloadpacket)
+    if formula is None:
+        return 0
+    value: Any = lambda n: n.meta.get("val")  # noqa: E731
+    args = map_arg(node.args, value)
+    kwargs = map_arg(node.kwargs, value)
+    return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
+
+
+def split_by_compute(
+    nodes: Iterable[Node], order: Iterable[Node], counts: Mapping[Node, int], least: int
+) -> list[list[Node]]:
+    """Group ``nodes`` such that at least ``least`` operations lie between two groups.
+
+    Args:
+        nodes: what to group.
+        order: all nodes of the graph in their order.
+        counts: operations by node.
+        least: how much computation is worth a message of its own.
+    """
+    wanted = set(nodes)
+    groups: list[list[Node]] = []
+    between = least
+    for node in order:
+        between += counts.get(node, 0)
+        if node not in wanted:
+            continue
+        if between >= least or not groups:
+            groups.append([])
+        groups[-1].append(node)
+        between = 0
+    return groups
