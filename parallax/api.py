@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
+from parallax.cluster.begin import begin
 from parallax.cluster.environment import WorkerEnvironment, launch_seed, worker_environment
-from parallax.cluster.launch import launch_local_workers
-from parallax.cluster.resources import local_workers
 from parallax.cluster.worker_start import prepare_worker_process
 from parallax.config import Config, configure_logging
 from parallax.data.identity import known_sizes
@@ -59,9 +58,7 @@ def get_runner(
     environment = worker_environment()
     objects = discover(step, model, optimizer)
     if environment.world_size == 1 and not environment.launched and "RANK" not in os.environ:
-        workers = local_workers(resource_info, settings.workers)
-        if workers > 1:
-            launch_local_workers(workers, redirect_path=settings.redirect_path, seed=settings.seed)
+        begin(resource_info, settings)
     else:
         prepare_worker_process(environment)
     world = _meet(environment)

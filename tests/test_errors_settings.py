@@ -1,9 +1,8 @@
-"""Settings, resource files and strategies that are wrong (RELIABILITY.md 1-8, 98-104)."""
+"""Settings and strategies that are wrong (RELIABILITY.md 98-104)."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +10,8 @@ import torch
 from errors_help import alone, linear, raised, rows
 
 import parallax.api
-from parallax.cluster.resources import local_workers
 from parallax.config import Config, configure_logging
-from parallax.errors import ConfigError, LaunchError, StrategyError
+from parallax.errors import ConfigError, StrategyError
 from parallax.graph.variables import Variable
 from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
 from parallax.strategy.verify import verify
@@ -60,41 +58,6 @@ def test_asynchronous_training_is_refused() -> None:
         "(sync=False) is not offered",
         "use sync=True",
     )
-
-
-FILES: dict[str, tuple[str, type[Any], tuple[str, ...]]] = {
-    "empty": ("# nothing\n\n", ConfigError, ("lists no hosts", "'localhost: 0,1'")),
-    "no colon": ("# a\nlocalhost\n", ConfigError, (":2: 'localhost' is not 'host: device",)),
-    "no devices": ("localhost:", ConfigError, (":1: 'localhost:' is not", "for example")),
-    "words": ("localhost: all", ConfigError, ("'localhost: all' is not",)),
-    "negative": ("localhost: -1", ConfigError, ("is not 'host: device",)),
-    "twice": ("localhost: 0,0", ConfigError, (":1: a device is named twice",)),
-    "host twice": ("localhost: 0\nlocalhost: 1", ConfigError, (":2: the host 'localhost' is",)),
-    "elsewhere": (
-        "far.example: 0,1",
-        LaunchError,
-        ("names the machine 'far.example', which is not this one", "torchrun --nnodes"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_wrong_resource_file_is_named_with_its_line(name: str, tmp_path: Path) -> None:
-    text, kind, fragments = FILES[name]
-    path = tmp_path / "hosts"
-    path.write_text(text)
-    raised(lambda: local_workers(path, 2), kind, str(path), *fragments)
-
-
-def test_a_resource_file_that_is_no_file(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "absent"):
-        raised(lambda p=path: local_workers(p, 2), ConfigError, str(path), "is no file")
-    large = tmp_path / "large"
-    large.write_text("#" * (1 << 20) + "\n")
-    raised(lambda: local_workers(large, 2), ConfigError, "is larger than 1048576 bytes")
-    binary = tmp_path / "binary"
-    binary.write_bytes(b"local\xff\xfehost: 0")
-    raised(lambda: local_workers(binary, 2), ConfigError, str(binary), "is no UTF-8 text")
 
 
 # -- Strategies -----------------------------------------------------------------------------------

@@ -1,48 +1,63 @@
-"""How many workers this machine runs."""
+"""Resource files: the machines of a run, as the user writes them down.
+
+Two forms are read into a :class:`ClusterSpec`: the text of the Parallax user guide, one host a line
+(``resource_text.py``), and YAML, which says more (``resource_yaml.py``).
+"""
 
 from __future__ import annotations
 
 import os
-import socket
+import re
+import stat
 from pathlib import Path
 
-import torch
+from parallax.cluster.resource_problems import Problems
+from parallax.cluster.spec import ClusterSpec
+from parallax.errors import ConfigError
 
-from parallax.errors import ConfigError, LaunchError
+__all__ = ["MAX_BYTES", "read_resources"]
 
 MAX_BYTES = 1 << 20
-_HERE = {"localhost", "127.0.0.1", "::1"}
+EXAMPLE = "for example 'localhost: 0,1', or one host a line: '10.0.0.4: 0,1,2'."
 
 
-def local_workers(resource_info: str | os.PathLike[str] | None, workers: int) -> int:
-    """Number of workers to start on this machine.
+def read_resources(path: str | os.PathLike[str]) -> ClusterSpec:
+    """Reads and checks a resource file.
 
     Args:
-        resource_info: None, or a file with one line ``host: device,device,...`` as in the
-            Parallax user guide; the host must be this machine.
-        workers: workers without a file and without a CUDA device.
+        path: a file in the guide's text form, or YAML if its name ends in ``.yml`` or ``.yaml`` or
+            it has a line that begins with ``hosts:``.
 
     Raises:
-        ConfigError: the file cannot be read or does not say which devices to use.
-        LaunchError: it names another machine.
+        ConfigError: the file cannot be read, or something in it is wrong; every problem is named
+            with file and line.
     """
-    if resource_info is None:
-        return torch.cuda.device_count() if torch.cuda.is_available() else workers
-    hosts = _read(Path(resource_info))
-    names = _HERE | {socket.gethostname(), socket.getfqdn()}
-    other = [host for host, _ in hosts if host not in names]
-    if other:
-        raise LaunchError(
-            f"{resource_info} names the machine {other[0]!r}, which is not this one "
-            f"({socket.gethostname()}).",
-            hint="start the script on every machine with torchrun --nnodes N --nproc-per-node K, "
-            "which parallax runs under; a resource file describes this machine only.",
-        )
-    return len(hosts[0][1])
+    text = _text(Path(path))
+    problems = Problems(str(path))
+    if Path(path).suffix in (".yml", ".yaml") or re.search(r"^hosts[ \t]*:", text, re.MULTILINE):
+        from parallax.cluster.resource_yaml import read_yaml
+
+        hosts, links = read_yaml(text, problems)
+    else:
+        from parallax.cluster.resource_text import read_text
+
+        hosts, links = read_text(text, problems), ()
+    if not hosts and not problems.found:
+        raise ConfigError(f"resource_info {str(path)!r} lists no hosts.", hint=EXAMPLE)
+    problems.check_hosts(hosts)
+    problems.report()
+    return ClusterSpec(hosts, links, str(path))
 
 
-def _read(path: Path) -> list[tuple[str, list[int]]]:
-    if not path.is_file():
+def _text(path: Path) -> str:
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(
+            f"resource_info {str(path)!r} is no file: {error.strerror}.",
+            hint="write a file with one line such as 'localhost: 0,1', or pass None.",
+        ) from error
+    if not stat.S_ISREG(mode):
         raise ConfigError(
             f"resource_info {str(path)!r} is no file.",
             hint="write a file with one line such as 'localhost: 0,1', or pass None.",
@@ -50,30 +65,12 @@ def _read(path: Path) -> list[tuple[str, list[int]]]:
     if path.stat().st_size > MAX_BYTES:
         raise ConfigError(f"resource_info {str(path)!r} is larger than {MAX_BYTES} bytes.")
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except (UnicodeDecodeError, OSError) as error:
         what = "is no UTF-8 text" if isinstance(error, ValueError) else "cannot be read"
         raise ConfigError(f"resource_info {str(path)!r} {what}: {error}.") from error
-    hosts: list[tuple[str, list[int]]] = []
-    for number, line in enumerate(lines, 1):
-        text = line.split("#")[0].strip()
-        if not text:
-            continue
-        host, separator, devices = text.rpartition(":")
-        words = [word.strip() for word in devices.split(",") if word.strip()]
-        if not separator or not words or not all(word.isdigit() for word in words):
-            raise ConfigError(
-                f"{path}:{number}: {line.strip()!r} is not 'host: device,device,...'.",
-                hint="for example 'localhost: 0,1' for two workers on this machine.",
-            )
-        ids = [int(word) for word in words]
-        if len(set(ids)) != len(ids):
-            raise ConfigError(f"{path}:{number}: a device is named twice in {line.strip()!r}.")
-        if any(host.strip() == known for known, _ in hosts):
-            raise ConfigError(f"{path}:{number}: the host {host.strip()!r} is listed twice.")
-        hosts.append((host.strip(), ids))
-    if not hosts:
+    if "\0" in text:
         raise ConfigError(
-            f"resource_info {str(path)!r} lists no hosts.", hint="for example 'localhost: 0,1'."
+            f"resource_info {str(path)!r} is no text: byte {text.index(chr(0))} is zero."
         )
-    return hosts
+    return text
