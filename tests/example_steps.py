@@ -9,10 +9,14 @@ import torch
 from equality import difference
 from sklearn.datasets import load_digits
 from torch import nn
+from torch.utils import _pytree as pytree
 
+from examples.dlrm import model as dlrm
 from examples.linear_regression import train as line
 from examples.lm import model as lm
+from examples.nmt import model as nmt
 from examples.resnet import model as resnet
+from examples.vgg import model as vgg
 from parallax.config import Config
 from parallax.graph.discovery import discover
 from parallax.runtime.comm import World
@@ -26,7 +30,7 @@ SEED = 6
 VOCAB = 300
 
 Built = tuple[nn.Module, Callable[..., torch.Tensor], torch.optim.Optimizer]
-Batches = list[tuple[torch.Tensor, ...]]
+Batches = list[tuple[Any, ...]]
 
 
 def _line(rows: int) -> tuple[Built, Batches]:
@@ -41,12 +45,22 @@ def _line(rows: int) -> tuple[Built, Batches]:
 def _resnet(rows: int) -> tuple[Built, Batches]:
     model = resnet.ResNet(blocks=1, width=8)
     optimizer = resnet.make_optimizer(model)
+    return (model, resnet.make_step(model, optimizer), optimizer), _digits(rows)
+
+
+def _vgg(rows: int) -> tuple[Built, Batches]:
+    # Without dropout, which draws other numbers for another division of the batch.
+    model = vgg.VGG(11, channels=1, classes=10, size=8, width=4, features=32, dropout=0.0)
+    optimizer = vgg.make_optimizer(model)
+    return (model, vgg.make_step(model, optimizer), optimizer), _digits(rows)
+
+
+def _digits(rows: int) -> Batches:
     pixels, labels = load_digits(return_X_y=True)
     images = torch.tensor(pixels, dtype=torch.get_default_dtype()).view(-1, 1, 8, 8) / 16
     order = torch.randperm(len(images))[: rows * STEPS]
     targets = torch.tensor(labels)[order]
-    batches = list(zip(images[order].split(rows), targets.split(rows), strict=True))
-    return (model, resnet.make_step(model, optimizer), optimizer), batches
+    return list(zip(images[order].split(rows), targets.split(rows), strict=True))
 
 
 def _lm(rows: int) -> tuple[Built, Batches]:
@@ -58,7 +72,46 @@ def _lm(rows: int) -> tuple[Built, Batches]:
     return (model, lm.make_step(model, optimizer), optimizer), batches
 
 
-EXAMPLES = {"linear_regression": _line, "resnet": _resnet, "lm": _lm}
+def _nmt(rows: int) -> tuple[Built, Batches]:
+    model = nmt.Translator(VOCAB, VOCAB + 50, embedding=8, hidden=12, layers=1)
+    # Not Adam: it divides rounding errors in small gradients by their own size, in its first steps.
+    optimizer = nmt.make_optimizer(model, "adagrad", 0.1)
+
+    def sentences(vocab: int, longest: int) -> torch.Tensor:
+        """Random ids between words as unequally frequent as in a text, then END and padding."""
+        words = (torch.rand(STEPS, rows, longest).square() * (vocab - 4)).long() + 4
+        lengths = torch.randint(1, longest, (STEPS, rows, 1))
+        place = torch.arange(longest)
+        return words.masked_fill(place == lengths, nmt.END).masked_fill(
+            place > lengths, nmt.PADDING
+        )
+
+    sources, targets = sentences(VOCAB, 4), sentences(VOCAB + 50, 4)
+    targets = torch.cat([torch.full_like(targets[:, :, :1], nmt.BEGIN), targets], 2)
+    batches = list(zip(sources, targets, strict=True))
+    return (model, nmt.make_step(model, optimizer), optimizer), batches
+
+
+def _dlrm(rows: int) -> tuple[Built, Batches]:
+    sizes = [5 + 7 * table for table in range(26)]
+    model = dlrm.DLRM(4, sizes, features=4, bottom=(8,), top=(8,))
+    optimizer = dlrm.make_optimizer(model, "adagrad", 0.05)
+    batches = []
+    for _ in range(STEPS):
+        ids = [(torch.rand(rows, 1 + t % 3).square() * size).long() for t, size in enumerate(sizes)]
+        clicks = torch.rand(rows).round()
+        batches.append((torch.randn(rows, 4), ids, clicks))
+    return (model, dlrm.make_step(model, optimizer), optimizer), batches
+
+
+EXAMPLES = {
+    "linear_regression": _line,
+    "resnet": _resnet,
+    "vgg": _vgg,
+    "lm": _lm,
+    "nmt": _nmt,
+    "dlrm": _dlrm,
+}
 
 
 def compare(
@@ -85,7 +138,8 @@ def _compare(world: World, example: str, run_option: str, seed: int) -> dict[str
     runner = Runner(step, discover(step), config, world)
     for number, batch in enumerate(batches):
         torch.manual_seed(number)
-        runner.run(*(item[world.rank * LOCAL : (world.rank + 1) * LOCAL] for item in batch))
+        part = slice(world.rank * LOCAL, (world.rank + 1) * LOCAL)
+        runner.run(*pytree.tree_map(lambda item, part=part: item[part], batch))
     del model
     state = runner.state_dict()
     return {

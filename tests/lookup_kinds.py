@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from equality import difference
 from torch import nn
 
@@ -17,7 +18,16 @@ from parallax.runtime.runner import Runner
 ROWS, WIDTH, LOCAL, STEPS = 11, 4, 2, 6
 
 BAGS = ("sum", "mean", "max", "sum-lazy", "mean-lazy")
+
+
+def _uneven_bags(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Bags of two and of four ids, one after the other, given by the places where they begin."""
+    sample = torch.arange(len(ids))
+    return F.embedding_bag(ids.flatten(), table, 3 * sample - sample % 2, mode="sum")
+
+
 DIRECT: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "uneven_bags": _uneven_bags,
     "index": lambda table, ids: table[ids].mean(1),
     "index_select": lambda table, ids: (
         torch.index_select(table, 0, ids.reshape(-1)).view(*ids.shape, WIDTH).mean(1)

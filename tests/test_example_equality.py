@@ -1,4 +1,4 @@
-"""The three examples give one device's numbers on any number of workers."""
+"""The examples give one device's numbers on any number of workers."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ import torch
 import torch.nn.functional as F
 
 from examples.fetch import made_once
+from examples.images import load_images
 from examples.linear_regression import train as linear_regression
 from examples.lm import data as lm_data
 from examples.lm import train as lm_train
 from examples.lm.model import LanguageModel, make_optimizer, make_step, perplexity
 from examples.lm.sampling import log_expected_count, log_uniform_sample, sampled_softmax_loss
 from examples.progress import Progress
-from examples.resnet import data as resnet_data
 from examples.resnet import model as resnet
 from parallax.errors import DataError
 
@@ -269,7 +269,7 @@ def test_as_many_features_as_cells_need_no_projection() -> None:
 def test_the_residual_network_learns_digits(norm: resnet.Norm, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     torch.manual_seed(0)
-    data = resnet_data.load_images("digits", tmp_path)
+    data = load_images("digits", tmp_path)
     assert data.train_images.shape[1:] == (1, 8, 8)
     model = resnet.ResNet(blocks=1, width=8, norm=norm)
     step = resnet.make_step(model, resnet.make_optimizer(model, lr=0.05))

@@ -12,28 +12,22 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import parallax
+from examples.flags import config_of, flags_of
+from examples.flags import parse as parse_flags
 from examples.progress import Progress, print_result
 
 SLOPE, INTERCEPT = 10.0, -5.0
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.linear_regression.train",
-        description="Fit a line through noisy points.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = flags_of("linear_regression", "Fit a line through noisy points.")
     add = parser.add_argument
     add("--points", type=int, default=4096, help="points to fit")
     add("--noise", type=float, default=0.1, help="standard deviation of the points' noise")
     add("--batch", type=int, default=32, help="points per worker in a step")
     add("--lr", type=float, default=0.1, help="learning rate")
     add("--steps", type=int, default=200, help="steps to run")
-    add("--run-option", choices=("HYBRID", "PS", "AR"), default="HYBRID", help="synchronisation")
-    add("--workers", type=int, default=2, help="local workers, where there is no GPU")
-    add("--resource-info", default=None, help="file that lists hosts; None: this machine")
-    add("--seed", type=int, default=0, help="base of all random numbers")
-    return parser.parse_args(arguments)
+    return parse_flags(parser, arguments)
 
 
 def points(count: int, noise: float) -> TensorDataset:
@@ -68,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
     runner = parallax.get_runner(
         make_step(model, optimizer),
         resource_info=args.resource_info,
-        config=parallax.Config(run_option=args.run_option, workers=args.workers, seed=args.seed),
+        config=config_of(args),
     )
 
     chief = runner.worker_id == 0

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import warnings
-from pathlib import Path
 
 import torch
 
 import parallax
-from examples.fetch import CACHE
+from examples.flags import add_data_dir, config_of, flags_of
+from examples.flags import parse as parse_flags
 from examples.lm.data import batches_per_epoch, load_corpus, streams
 from examples.lm.model import LanguageModel, make_optimizer, make_step, perplexity
 from examples.progress import Progress, print_result
@@ -33,13 +33,9 @@ QUICKSTART = {
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.lm.train",
-        description="Train an LSTM language model with sampled softmax.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = flags_of("lm", "Train an LSTM language model with sampled softmax.")
+    add_data_dir(parser)
     add = parser.add_argument
-    add("--quickstart", action="store_true", help="small sizes: 1-2 minutes on two CPU cores")
     add("--vocab", type=int, default=50_000, help="words in the vocabulary, rows of the tables")
     add("--embedding", type=int, default=256, help="features of a word")
     add("--hidden", type=int, default=512, help="LSTM cells")
@@ -54,15 +50,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, default=None, help="stop after so many steps instead")
     add("--eval-words", type=int, default=20_000, help="held-out words the perplexity is over")
     add("--text", default="auto", help='"gcide", "programs", "auto" or a text file')
-    add("--data-dir", type=Path, default=CACHE, help="where fetched and encoded text is kept")
-    add("--run-option", choices=("HYBRID", "PS", "AR"), default="HYBRID", help="synchronisation")
-    add("--workers", type=int, default=2, help="local workers, where there is no GPU")
-    add("--resource-info", default=None, help="file that lists hosts; None: this machine")
-    add("--seed", type=int, default=0, help="base of all random numbers")
-    # Defaults, not values: a flag that is given still wins over the quickstart's.
-    if parser.parse_known_args(arguments)[0].quickstart:
-        parser.set_defaults(**QUICKSTART)
-    args = parser.parse_args(arguments)
+    args = parse_flags(parser, arguments, QUICKSTART)
     if args.lr is None:
         args.lr = DEFAULT_LR[args.optimizer]
     return args
@@ -93,7 +81,7 @@ def main(arguments: list[str] | None = None) -> None:
     runner = parallax.get_runner(
         train_step,
         resource_info=args.resource_info,
-        config=parallax.Config(run_option=args.run_option, workers=args.workers, seed=args.seed),
+        config=config_of(args),
     )
 
     chief = runner.worker_id == 0

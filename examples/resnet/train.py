@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import parallax
-from examples.fetch import CACHE
+from examples.flags import add_data_dir, config_of, flags_of
+from examples.flags import parse as parse_flags
+from examples.images import CLASSES, load_images
 from examples.progress import Progress, print_result
-from examples.resnet.data import CLASSES, load_images
 from examples.resnet.model import ResNet, accuracy, make_optimizer, make_step
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.resnet.train",
-        description="Train a residual network on Fashion-MNIST or on digits.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = flags_of("resnet", "Train a residual network on Fashion-MNIST or on digits.")
+    add_data_dir(parser)
     add = parser.add_argument
     add("--data", choices=("auto", "fashion-mnist", "digits"), default="auto", help="images")
-    add("--data-dir", type=Path, default=CACHE, help="where fetched images are kept")
     add("--blocks", type=int, default=3, help="blocks per stage; 3 is ResNet-20")
     add("--width", type=int, default=16, help="channels of the first stage")
     add("--norm", choices=("group", "batch"), default="group", help="normalisation")
@@ -34,11 +30,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--weight-decay", type=float, default=5e-4, help="weight decay of SGD")
     add("--steps", type=int, default=300, help="steps to run; the schedule ends with them")
     add("--eval-images", type=int, default=10_000, help="test images the accuracy is over")
-    add("--run-option", choices=("HYBRID", "PS", "AR"), default="HYBRID", help="synchronisation")
-    add("--workers", type=int, default=2, help="local workers, where there is no GPU")
-    add("--resource-info", default=None, help="file that lists hosts; None: this machine")
-    add("--seed", type=int, default=0, help="base of all random numbers")
-    return parser.parse_args(arguments)
+    return parse_flags(parser, arguments)
 
 
 def build_model(args: argparse.Namespace) -> ResNet:
@@ -58,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
     runner = parallax.get_runner(
         make_step(model, optimizer),
         resource_info=args.resource_info,
-        config=parallax.Config(run_option=args.run_option, workers=args.workers, seed=args.seed),
+        config=config_of(args),
     )
 
     chief = runner.worker_id == 0
