@@ -1,0 +1,229 @@
+"""parallax beside other systems, on a virtual cluster, interleaved in one run.
+
+    python -m benchmarks.compare --hosts 4 --rate 1gbit --workload lm-50k --workload dlrm
+
+For each workload every system is first tried by itself, which gives its peak memory and its losses
+and keeps those out that fail or hang. Then the same worker processes hold all systems at once, as
+far as memory permits, and the systems take turns; ratios are medians of the rounds' ratios. Systems
+that do not fit together come in several groups, each with parallax HYBRID in it.
+
+Each worker computes with one thread. It needs root and what `benchmarks.virtual_cluster` needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from benchmarks.comparison import report
+from benchmarks.comparison.launch import Launcher, TaskError
+from benchmarks.comparison.report import Comparison
+from benchmarks.comparison.values import Contestant, Task, Trial, Turn
+from benchmarks.namespaces import rate_bits
+from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS
+from benchmarks.virtual_cluster import VirtualCluster, VirtualClusterError
+from benchmarks.workloads import QUICK, WORKLOADS, Training
+
+MEMORY_SHARE = 0.6  # of what is available
+SLOW_SECONDS = 3.0  # per step: such systems play few rounds
+SLOW_ROUNDS = 3
+TURN_SECONDS = 1.0
+MOST_STEPS = 10
+
+
+@dataclass(frozen=True)
+class Options:
+    """What one run measures."""
+
+    workers_per_host: int
+    rounds: int
+    systems: tuple[str, ...]
+    quick: bool
+    packages: str
+    memory: float  # bytes
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    rate = None if args.rate == "none" else args.rate
+    options = Options(
+        args.workers_per_host,
+        args.rounds,
+        # Ratios and the limit are in terms of these two.
+        tuple(dict.fromkeys([HYBRID, COMPUTATION, *(args.system or SYSTEMS)])),
+        args.quick,
+        str(Path(args.packages).resolve()) if args.packages else "",
+        args.memory * 1e9 if args.memory else _available_bytes() * MEMORY_SHARE,
+    )
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    results = []
+    try:
+        with VirtualCluster(args.hosts, rate) as cluster:
+            launcher = Launcher(cluster, args.workers_per_host, args.limit)
+            for workload in args.workload or WORKLOADS:
+                results.append(run(launcher, workload, options, console))
+                console.print(report.table(results[-1]))
+                if args.json:
+                    report.write_json(results, Path(args.json))
+    except VirtualClusterError as error:
+        print(error, file=sys.stderr)
+        return 2
+    if args.plot and (why := report.plot(results, Path(args.plot))):
+        console.print(why)
+    return 0
+
+
+def run(launcher: Launcher, workload: str, options: Options, console: Console) -> Comparison:
+    """Try each system by itself, then let all take turns."""
+    training = (QUICK if options.quick else WORKLOADS)[workload]()
+    names = _names(training, options, console)
+    base = Task("trial", workload, options.quick, [], 0, options.packages, "")
+    trials: dict[str, Trial | str] = {}
+    for name in names:
+        task = msgspec.structs.replace(base, contestants=[Contestant(name, 1, 1)])
+        try:
+            trials[name] = msgspec.json.decode(launcher.run(task), type=Trial)
+        except TaskError as error:
+            trials[name] = str(error)
+        console.print(f"{workload}: tried {name}: {_in_words(trials[name])}", style="dim")
+    fit = {name: trial for name, trial in trials.items() if isinstance(trial, Trial)}
+    if HYBRID not in fit or COMPUTATION not in fit:
+        raise SystemExit(f"{workload}: nothing to compare with: {trials[HYBRID]}")
+    workers = len(launcher.cluster.hosts) * options.workers_per_host
+    members = _groups(fit, workers, options.memory)
+    groups = [_take_turns(launcher, base, options, fit, group, console) for group in members]
+    return _put_together(launcher, workload, options, names, trials, groups, members)
+
+
+def _take_turns(
+    launcher: Launcher,
+    base: Task,
+    options: Options,
+    fit: dict[str, Trial],
+    group: Sequence[str],
+    console: Console,
+) -> list[Turn] | str:
+    contestants = [_contestant(name, fit[name], options) for name in group]
+    console.print(f"{base.workload}: {', '.join(group)} take turns", style="dim")
+    task = msgspec.structs.replace(
+        base, kind="rounds", contestants=contestants, rounds=options.rounds
+    )
+    # Building all, warming up, and the turns, at most three times as slow as in the trial.
+    playing = sum(fit[c.name].seconds * (3 + c.steps * c.rounds) for c in contestants)
+    try:
+        answer = launcher.run(task, launcher.limit + 3 * playing)
+    except TaskError as error:
+        return str(error)
+    return msgspec.json.decode(answer, type=list[Turn])
+
+
+def _put_together(
+    launcher: Launcher,
+    workload: str,
+    options: Options,
+    names: Sequence[str],
+    trials: dict[str, Trial | str],
+    groups: Sequence[list[Turn] | str],
+    members: Sequence[Sequence[str]],
+) -> Comparison:
+    rows = report.compare(names, trials, groups, members)
+    alone = next(row for row in rows if row.system == COMPUTATION)
+    if alone.failure:
+        raise SystemExit(f"{workload}: {alone.failure}")
+    trial = trials[COMPUTATION]
+    (turns, *_) = [group for group, who in zip(groups, members, strict=True) if COMPUTATION in who]
+    assert isinstance(trial, Trial)
+    assert not isinstance(turns, str)
+    rate = launcher.cluster.rate
+    wire = 0.0 if rate is None else trial.cross_bytes * 8 / rate_bits(rate)
+    return Comparison(
+        workload,
+        len(launcher.cluster.hosts),
+        options.workers_per_host,
+        rate,
+        rows,
+        computation=alone.seconds,
+        cross_bytes=trial.cross_bytes,
+        wire=wire,
+        share=report.reached(turns, wire),
+    )
+
+
+def _names(training: Training, options: Options, console: Console) -> list[str]:
+    names = [name for name in options.systems if SYSTEMS[name].fits(training)]
+    if not options.packages and any(name.startswith("torchrec") for name in names):
+        how = "pip install --no-deps --target DIR -r benchmarks/peers/torchrec.txt"
+        console.print(f"without TorchRec: {how}, then --packages DIR", style="dim")
+        names = [name for name in names if not name.startswith("torchrec")]
+    return names
+
+
+def _contestant(name: str, trial: Trial, options: Options) -> Contestant:
+    steps = max(1, min(MOST_STEPS, round(TURN_SECONDS / trial.seconds)))
+    rounds = SLOW_ROUNDS if trial.seconds > SLOW_SECONDS else options.rounds
+    return Contestant(name, steps, min(rounds, options.rounds))
+
+
+def _groups(fit: dict[str, Trial], workers: int, memory: float) -> list[list[str]]:
+    """Systems that fit into memory together, HYBRID in each group."""
+    # A process without any system, about.
+    empty = min(trial.peak_bytes for trial in fit.values())
+    need = {name: trial.peak_bytes - empty for name, trial in fit.items()}
+    groups: list[list[str]] = []
+    room = 0.0
+    for name in fit:
+        if name == HYBRID:
+            continue
+        if not groups or need[name] > room:
+            groups.append([HYBRID])
+            room = memory / workers - empty - need[HYBRID]
+        groups[-1].append(name)
+        room -= need[name]
+    return groups
+
+
+def _available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("/proc/meminfo does not tell what is available; use --memory")
+
+
+def _in_words(trial: Trial | str) -> str:
+    if isinstance(trial, str):
+        return trial
+    losses = ", ".join(f"{loss:.6f}" for loss in trial.losses)
+    peak = trial.peak_bytes / report.MEGA
+    return f"{trial.seconds * 1e3:,.0f} ms, peak {peak:,.0f} MB, losses {losses}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compare",
+        description="Time training steps of parallax and of other systems on a virtual cluster.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--workload", action="append", choices=WORKLOADS, help="one or several (default: all)")
+    add("--system", action="append", choices=SYSTEMS, help="one or several (default: all)")
+    add("--hosts", type=int, default=4, help="of the cluster")
+    add("--workers-per-host", type=int, default=1, help="worker processes on each host")
+    add("--rate", default="1gbit", help="of each host's link; 'none' does not shape")
+    add("--rounds", type=int, default=7, help="turns of each system; slow ones take three")
+    add("--limit", type=float, default=180.0, help="seconds for one system's trial")
+    add("--memory", type=float, help="GB for all workers together (default: most of what is free)")
+    add("--packages", default="", help="directory with TorchRec, see benchmarks/peers/torchrec.txt")
+    add("--quick", action="store_true", help="tiny models: see that all works")
+    add("--json", help="write the figures to this file")
+    add("--plot", help="draw the step times to this file, if matplotlib is installed")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

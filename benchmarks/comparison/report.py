@@ -1,0 +1,192 @@
+"""What was measured, put together: medians, paired ratios, the limit; table, JSON, plot."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from rich.table import Table
+
+from benchmarks.comparison.values import Trial, Turn
+from benchmarks.pairing import Paired
+from benchmarks.peers.systems import COMPUTATION, HYBRID
+
+MEGA = 1e6
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One system with one workload.
+
+    Args:
+        system: its name.
+        failure: why there are no figures; else empty.
+        seconds: median of a step.
+        ratio: median over the rounds of its time in units of parallax HYBRID's.
+        low, high: quartiles of these ratios.
+        rounds: how many there were.
+        sent_bytes: per step, by the average host; median.
+        most_bytes: per step, of the busiest direction of any host; median.
+        peak_bytes: of the largest worker, in processes of its own.
+        losses: of the first steps, mean over workers.
+    """
+
+    system: str
+    failure: str = ""
+    seconds: float = 0.0
+    ratio: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    rounds: int = 0
+    sent_bytes: float = 0.0
+    most_bytes: float = 0.0
+    peak_bytes: int = 0
+    losses: list[float] = []
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """All systems with one workload on one cluster.
+
+    Args:
+        workload: its name.
+        hosts, workers_per_host, rate: of the cluster.
+        rows: one for each system.
+        computation: seconds that computing takes alone.
+        cross_bytes: least bytes that the average host must send per step.
+        wire: seconds that these bytes take on a link.
+        share: median over the rounds of max(computation, wire) / HYBRID's time.
+    """
+
+    workload: str
+    hosts: int
+    workers_per_host: int
+    rate: str | None
+    rows: list[Row]
+    computation: float
+    cross_bytes: float
+    wire: float
+    share: float
+
+
+def compare(
+    names: Sequence[str],
+    trials: dict[str, Trial | str],
+    groups: Sequence[Sequence[Turn] | str],
+    members: Sequence[Sequence[str]],
+) -> list[Row]:
+    """A row for each name.
+
+    Args:
+        names: of systems, in the order of the table.
+        trials: each one's trial, or why it failed.
+        groups: turns of systems in the same processes, or why they failed.
+        members: who was in which group.
+    """
+    rows = []
+    for name in names:
+        trial = trials[name]
+        if isinstance(trial, str):
+            rows.append(Row(name, failure=trial))
+            continue
+        (turns, *_) = [group for group, who in zip(groups, members, strict=True) if name in who]
+        if isinstance(turns, str):
+            rows.append(Row(name, failure=turns, peak_bytes=trial.peak_bytes, losses=trial.losses))
+            continue
+        mine = [turn for turn in turns if turn.system == name]
+        paired = pair(turns, name, HYBRID)
+        low, high = paired.ratio_range(name, HYBRID)
+        rows.append(
+            Row(
+                name,
+                seconds=statistics.median(turn.seconds for turn in mine),
+                ratio=paired.ratio(name, HYBRID),
+                low=low,
+                high=high,
+                rounds=len(mine),
+                sent_bytes=statistics.median(turn.sent_bytes for turn in mine),
+                most_bytes=statistics.median(turn.most_bytes for turn in mine),
+                peak_bytes=trial.peak_bytes,
+                losses=trial.losses,
+            )
+        )
+    return rows
+
+
+def pair(turns: Sequence[Turn], one: str, other: str) -> Paired:
+    """The rounds in which both took part."""
+    seconds = {
+        name: {turn.round: turn.seconds for turn in turns if turn.system == name}
+        for name in (one, other)
+    }
+    both = sorted(seconds[one].keys() & seconds[other].keys())
+    return Paired({name: [times[number] for number in both] for name, times in seconds.items()})
+
+
+def reached(turns: Sequence[Turn], wire: float) -> float:
+    """Median share of the limit that HYBRID reaches."""
+    paired = pair(turns, COMPUTATION, HYBRID).seconds
+    return statistics.median(
+        max(alone, wire) / hybrid
+        for alone, hybrid in zip(paired[COMPUTATION], paired[HYBRID], strict=True)
+    )
+
+
+def table(result: Comparison) -> Table:
+    """For a terminal."""
+    made = Table(
+        title=f"{result.workload}: {result.hosts} hosts x {result.workers_per_host}, "
+        f"{result.rate or 'not shaped'}",
+        caption=f"limit: max(computation {result.computation * 1e3:,.0f} ms, "
+        f"{result.cross_bytes / MEGA:,.2f} MB that must cross = {result.wire * 1e3:,.0f} ms); "
+        f"{HYBRID} reaches {result.share:.0%} of it",
+        title_justify="left",
+        caption_justify="left",
+    )
+    made.add_column("system")
+    headings = ("ms/step", "time / hybrid", "quartiles", "rounds", "MB sent", "MB most", "peak MB")
+    for heading in headings:
+        made.add_column(heading, justify="right")
+    made.add_column("loss")
+    for row in result.rows:
+        if row.failure:
+            made.add_row(row.system, *["-"] * len(headings), row.failure)
+            continue
+        made.add_row(
+            row.system,
+            f"{row.seconds * 1e3:,.1f}",
+            f"{row.ratio:.2f}",
+            f"{row.low:.2f} - {row.high:.2f}",
+            f"{row.rounds}",
+            f"{row.sent_bytes / MEGA:,.2f}",
+            f"{row.most_bytes / MEGA:,.2f}",
+            f"{row.peak_bytes / MEGA:,.0f}",
+            f"{row.losses[-1]:.5f}",
+        )
+    return made
+
+
+def write_json(results: Sequence[Comparison], path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(list(results))))
+
+
+def plot(results: Sequence[Comparison], path: Path) -> str | None:
+    """Draw each workload's step times; None, or why nothing was drawn."""
+    try:
+        import matplotlib
+
+        matplotlib.use("agg")
+        from matplotlib import pyplot
+    except ImportError:
+        return "no plot: matplotlib is not installed (pip install matplotlib)"
+    figure, axes = pyplot.subplots(len(results), 1, figsize=(8, 3 * len(results)), squeeze=False)
+    for result, axis in zip(results, axes[:, 0], strict=True):
+        rows = [row for row in result.rows if not row.failure]
+        axis.barh([row.system for row in rows], [row.seconds * 1e3 for row in rows])
+        axis.axvline(max(result.computation, result.wire) * 1e3, color="black", linestyle=":")
+        axis.set(xscale="log", xlabel="ms per step; dotted: the limit")
+        axis.set_title(f"{result.workload}, {result.rate or 'not shaped'}")
+        axis.invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(path)
+    return None

@@ -1,0 +1,1 @@
+"""The systems that are compared, one file for each family."""

@@ -1,0 +1,66 @@
+"""What can be compared, by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.workloads import Step, Training
+
+COMPUTATION = "computation"
+HYBRID = "parallax-hybrid"
+
+
+@dataclass(frozen=True)
+class System:
+    """One way to train.
+
+    Args:
+        name: in tables and on the command line.
+        module: of ``benchmarks.peers``; imported where the system is used, as its packages may be
+            missing elsewhere.
+        option: passed to the module's ``build``.
+        fits: whether the system can train it.
+        lossy: the numbers are not those of one device.
+    """
+
+    name: str
+    module: str
+    option: str
+    fits: Callable[[Training], bool] = lambda training: True
+    lossy: bool = False
+
+    def build(self, training: Training) -> Step:
+        """A step of this system, on a model with the same first values on all workers."""
+        module = importlib.import_module(f"benchmarks.peers.{self.module}")
+        step: Step = module.build(training, self.option)
+        return step
+
+
+def _has_tables(training: Training) -> bool:
+    return bool(training.tables)
+
+
+def _torchrec_knows(training: Training) -> bool:
+    return training.name == "dlrm" or training.name.startswith("lm-")
+
+
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System(HYBRID, "ours", "HYBRID"),
+        System("parallax-ps", "ours", "PS"),
+        System("parallax-ar", "ours", "AR"),
+        # What a worker computes while the others do too, with nothing sent: no way of training.
+        System(COMPUTATION, "alone", "", lossy=True),
+        System("ddp", "ddp", "dense"),
+        System("ddp-sparse", "ddp", "sparse", fits=_has_tables),
+        System("ddp-fp16", "ddp", "fp16", lossy=True),
+        System("ddp-powersgd", "ddp", "powersgd", lossy=True),
+        System("zero1", "ddp", "zero1"),
+        System("fsdp2", "fsdp", ""),
+        System("torchrec-row", "torchrec", "row", fits=_torchrec_knows),
+        System("torchrec-table", "torchrec", "table", fits=_torchrec_knows),
+    )
+}

@@ -1,0 +1,199 @@
+"""TorchRec: tables over workers row by row or table by table, the rest under DDP.
+
+As its guides advise: embedding collections in place of the modules, an optimizer fused with the
+backward pass, one exchange of ids and one of rows for all tables. ``torchrec.txt`` has versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import torchrec
+from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec.distributed.embedding import EmbeddingCollectionSharder
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.sharding_plan import (
+    construct_module_sharding_plan,
+    row_wise,
+    table_wise,
+)
+from torchrec.distributed.types import ShardingPlan
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from benchmarks.workloads import Batch, Step, Training, make_step
+from examples.dlrm.model import DLRM
+from examples.lm.model import LanguageModel
+from examples.lm.sampling import log_expected_count, log_uniform_sample, sampled_softmax_loss
+
+CPU = torch.device("cpu")
+
+
+def build(training: Training, option: str) -> Step:
+    """A step with tables placed by ``option``, ``"row"`` or ``"table"``."""
+    torch.manual_seed(0)
+    plain = training.model(False)
+    model: nn.Module
+    if isinstance(plain, LanguageModel):
+        model, tables = _language_model(plain)
+        load = dict.fromkeys(tables, 1)
+        sharder: Any = EmbeddingCollectionSharder(use_index_dedup=True)
+    elif isinstance(plain, DLRM):
+        model, tables = _dlrm(plain)
+        load = _bag_sizes(training.batch())
+        sharder = EmbeddingBagCollectionSharder()
+    else:
+        raise ValueError(f"no TorchRec form of {type(plain).__name__}")
+    fused = training.optimizer(model.get_submodule("tables").parameters())
+    _apply_optimizer_in_backward(
+        type(fused), model.get_submodule("tables").parameters(), {"lr": fused.defaults["lr"]}
+    )
+    workers = dist.get_world_size()
+    owners = _owners(load, workers)
+    plan = construct_module_sharding_plan(
+        model.get_submodule("tables"),
+        {name: row_wise() if option == "row" else table_wise(rank=owners[name]) for name in tables},
+        sharder=sharder,
+        local_size=workers,
+        world_size=workers,
+        device_type="cpu",
+    )
+    placed = DistributedModelParallel(
+        model, device=CPU, plan=ShardingPlan({"tables": plan}), sharders=[sharder]
+    )
+    _copy_rows(placed.module, tables)
+    dense = [value for name, value in placed.named_parameters() if "tables." not in name]
+    # The tables' own optimizer runs in backward; zero_grad and step here are the dense part's.
+    return make_step(training, model, placed, training.optimizer(dense))
+
+
+def _owners(load: dict[str, int], workers: int) -> dict[str, int]:
+    """The largest table that is left to the worker with the least work: balanced owners."""
+    work = [0] * workers
+    owners = {}
+    for name in sorted(load, key=lambda name: -load[name]):
+        owners[name] = work.index(min(work))
+        work[owners[name]] += load[name]
+    return owners
+
+
+def _bag_sizes(batch: Batch) -> dict[str, int]:
+    return {f"t{number}": ids.shape[1] for number, ids in enumerate(batch[1])}
+
+
+def _copy_rows(model: nn.Module, tables: dict[str, torch.Tensor]) -> None:
+    """Give shards the first values that the plain model's tables have."""
+    module = model.module if hasattr(model, "module") else model
+    for key, value in module.get_submodule("tables").state_dict().items():
+        whole = tables[key.split(".")[-2]]
+        if not isinstance(value, ShardedTensor):
+            raise TypeError(f"{key} is not sharded")
+        for shard in value.local_shards():
+            row, column = shard.metadata.shard_offsets
+            rows, columns = shard.metadata.shard_sizes
+            shard.tensor.detach().copy_(whole[row : row + rows, column : column + columns])
+
+
+class _Words(nn.Module):
+    """The language model with both tables in one collection.
+
+    A softmax row ends in its bias, and both tables' rows are as wide, since all of a collection's
+    tables must be: so all rows of a step travel in one message.
+    """
+
+    def __init__(self, plain: LanguageModel, tables: nn.Module) -> None:
+        super().__init__()
+        self.tables = tables
+        self.lstm = plain.lstm
+        self.sampled, self.vocab = plain.sampled, plain.vocab
+        self.embedding = plain.embedding.embedding_dim
+        self.projection = plain.softmax_weight.embedding_dim
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        targets = targets.flatten()
+        sampled = log_uniform_sample(self.sampled, self.vocab, targets.device)
+        ids = torch.cat([targets, sampled])
+        asked = KeyedJaggedTensor(
+            ["words", "classes"],
+            torch.cat([tokens.flatten(), ids]),
+            lengths=torch.tensor([tokens.numel(), len(ids)]),
+        )
+        rows = self.tables(asked)
+        words = rows["words"].values()[:, : self.embedding].view(*tokens.shape, -1)
+        classes = rows["classes"].values()
+        output, _ = self.lstm(words)
+        return sampled_softmax_loss(
+            output.flatten(0, 1),
+            targets,
+            sampled,
+            classes[:, : self.projection],
+            classes[:, self.projection],
+            log_expected_count(ids, self.sampled, self.vocab),
+        )
+
+
+def _language_model(plain: LanguageModel) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    wide = max(plain.embedding.embedding_dim, plain.softmax_weight.embedding_dim + 1)
+    wide = -(-wide // 4) * 4  # its kernels want a multiple of four
+    softmax = torch.cat([plain.softmax_weight.weight, plain.softmax_bias.weight], 1).detach()
+    first = {"embedding": plain.embedding.weight.detach(), "softmax": softmax}
+    tables = {name: F.pad(rows, (0, wide - rows.shape[1])) for name, rows in first.items()}
+    features = {"embedding": "words", "softmax": "classes"}
+    collection = torchrec.EmbeddingCollection(
+        device=CPU,
+        tables=[
+            torchrec.EmbeddingConfig(
+                name=name, embedding_dim=wide, num_embeddings=len(rows), feature_names=[feature]
+            )
+            for (name, rows), feature in zip(tables.items(), features.values(), strict=True)
+        ],
+    )
+    return _Words(plain, collection), tables
+
+
+class _Clicks(nn.Module):
+    """DLRM with its tables in one collection of bags."""
+
+    def __init__(self, plain: DLRM, tables: nn.Module, names: Iterable[str]) -> None:
+        super().__init__()
+        self.tables = tables
+        self.names = list(names)
+        self.bottom, self.top = plain.bottom, plain.top
+        self.register_buffer("pairs", plain.pairs, persistent=False)
+
+    def forward(self, numbers: torch.Tensor, ids: list[torch.Tensor]) -> torch.Tensor:
+        batch = len(numbers)
+        asked = KeyedJaggedTensor(
+            self.names,
+            torch.cat([wanted.flatten() for wanted in ids]),
+            lengths=torch.tensor([wanted.shape[1] for wanted in ids]).repeat_interleave(batch),
+        )
+        bags = self.tables(asked).values().view(batch, len(ids), -1)
+        dense = F.relu(self.bottom(numbers))
+        vectors = torch.cat([dense[:, None], bags], 1)
+        products = (vectors @ vectors.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        return self.top(torch.cat([dense, products], 1)).squeeze(1)
+
+
+def _dlrm(plain: DLRM) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    tables = {f"t{number}": bag.weight.detach() for number, bag in enumerate(plain.tables)}
+    collection = torchrec.EmbeddingBagCollection(
+        device=CPU,
+        tables=[
+            torchrec.EmbeddingBagConfig(
+                name=name,
+                embedding_dim=rows.shape[1],
+                num_embeddings=len(rows),
+                feature_names=[name],
+                pooling=torchrec.PoolingType.SUM,
+            )
+            for name, rows in tables.items()
+        ],
+    )
+    return _Clicks(plain, collection, tables), tables

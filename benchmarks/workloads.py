@@ -1,0 +1,250 @@
+"""The training that `benchmarks.compare` measures, in parts that each system can put together.
+
+A `Training` is what one device would do: a model, a loss, clipping, an optimizer. Systems that
+wrap a model get the same parts; parallax gets them as one step.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from examples.dlrm.model import DLRM
+from examples.lm.model import LanguageModel
+from examples.lm.sampling import log_uniform_sample
+from examples.nmt.model import BEGIN, END, Translator
+from examples.resnet.model import ResNet
+from examples.vgg.model import VGG
+
+Batch = tuple[Any, ...]
+Step = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Training:
+    """One device's training, in parts.
+
+    Args:
+        model: makes the model, with sparse gradients of its tables or without.
+        loss: of a model, or of what a system wrapped around it, and a batch.
+        batch: makes a local batch out of torch's random numbers.
+        optimizer: of parameters.
+        clipped: the parameters whose gradients are clipped together; none if nothing is.
+        clip: the norm that they are clipped to.
+        tables: names of the modules that are looked up by rows; empty for a dense model.
+    """
+
+    name: str
+    model: Callable[[bool], nn.Module]
+    loss: Callable[..., torch.Tensor]
+    batch: Callable[[], Batch]
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    clipped: Callable[[nn.Module], list[nn.Parameter]]
+    clip: float = 10.0
+    tables: tuple[str, ...] = ()
+
+
+def make_step(
+    training: Training, model: nn.Module, forward: nn.Module, optimizer: torch.optim.Optimizer
+) -> Step:
+    """The step in plain PyTorch; ``forward`` is the model or what is wrapped around it."""
+    clipped = training.clipped(model)
+
+    def train_step(*batch: Any) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = training.loss(forward, *batch)
+        loss.backward()
+        if clipped:
+            nn.utils.clip_grad_norm_(clipped, training.clip)
+        optimizer.step()
+        return loss
+
+    return train_step
+
+
+def zipf(count: int, rows: int) -> torch.Tensor:
+    """Ids by Zipf's law, the frequent ones first: [count]."""
+    return log_uniform_sample(count, rows, torch.device("cpu"))
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
+
+
+def nothing(model: nn.Module) -> list[nn.Parameter]:
+    return []
+
+
+def lm(
+    vocab: int,
+    *,
+    embedding: int = 256,
+    hidden: int = 512,
+    projection: int = 256,
+    sampled: int = 1024,
+    batch: int = 32,
+    unroll: int = 20,
+) -> Training:
+    """The language model of ``examples/lm`` on words by Zipf's law."""
+
+    def words() -> Batch:
+        window = zipf(batch * (unroll + 1), vocab).view(batch, unroll + 1)
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+    return Training(
+        name=f"lm-{vocab // 1000}k" if vocab >= 1000 else f"lm-{vocab}",
+        model=lambda sparse: LanguageModel(vocab, embedding, hidden, projection, sampled, sparse),
+        loss=lambda model, tokens, targets: model(tokens, targets),
+        batch=words,
+        optimizer=sgd,
+        clipped=lambda model: list(model.get_submodule("lstm").parameters()),
+        tables=("embedding", "softmax_weight", "softmax_bias"),
+    )
+
+
+def table_rows(tables: int, rows: int, ratio: float = 1.45) -> list[int]:
+    """Sizes of tables that sum to ``rows``, each ``ratio`` times the one before.
+
+    Real tables differ as much: from a handful of weekdays to all users.
+    """
+    shares = [ratio**number for number in range(tables)]
+    sizes = [max(4, int(rows * share / sum(shares))) for share in shares]
+    sizes[-1] += rows - sum(sizes)
+    return sizes
+
+
+def dlrm(
+    *,
+    tables: int = 26,
+    rows: int = 4_000_000,
+    features: int = 32,
+    lookups: int = 117,
+    batch: int = 256,
+    numbers: int = 13,
+    hidden: tuple[int, ...] = (256, 64),
+) -> Training:
+    """DLRM with as many single ids as bags, so that small and large tables have both."""
+    sizes = table_rows(tables, rows)
+    single = tables // 2
+    bag = (lookups - (tables - single)) // single
+    each = [1 if number % 2 == 0 else bag for number in range(tables)]
+    each[-1] += lookups - sum(each)
+
+    def samples() -> Batch:
+        ids = [zipf(batch * n, size).view(batch, n) for n, size in zip(each, sizes, strict=True)]
+        return torch.randn(batch, numbers), ids, torch.randint(2, (batch,)).float()
+
+    def loss(model: nn.Module, given: torch.Tensor, ids: Any, clicks: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits(model(given, ids), clicks)
+
+    return Training(
+        name="dlrm",
+        model=lambda sparse: DLRM(numbers, sizes, features, hidden, hidden, sparse),
+        loss=loss,
+        batch=samples,
+        optimizer=sgd,
+        clipped=nothing,
+        tables=tuple(f"tables.{number}" for number in range(tables)),
+    )
+
+
+def nmt(
+    vocab: int = 20_000,
+    *,
+    embedding: int = 256,
+    hidden: int = 256,
+    layers: int = 1,
+    batch: int = 16,
+    length: int = 16,
+) -> Training:
+    """The translator of ``examples/nmt`` on words by Zipf's law, sentences of one length."""
+
+    def sentences() -> Batch:
+        def ids() -> torch.Tensor:
+            return zipf(batch * length, vocab - 4).view(batch, length) + 4
+
+        begin, end = torch.full((batch, 1), BEGIN), torch.full((batch, 1), END)
+        return torch.cat([ids(), end], 1), torch.cat([begin, ids(), end], 1)
+
+    def dense(model: nn.Module) -> list[nn.Parameter]:
+        tables = {"source_embedding.weight", "target_embedding.weight"}
+        return [value for name, value in model.named_parameters() if name not in tables]
+
+    return Training(
+        name="nmt",
+        model=lambda sparse: Translator(vocab, vocab, embedding, hidden, layers, sparse=sparse),
+        loss=lambda model, source, target: model(source, target) / length,
+        batch=sentences,
+        optimizer=sgd,
+        clipped=dense,
+        clip=5.0,
+        tables=("source_embedding", "target_embedding"),
+    )
+
+
+def classification(name: str, model: Callable[[], nn.Module], side: int, batch: int) -> Training:
+    """A network for images, by cross entropy."""
+
+    def images() -> Batch:
+        return torch.randn(batch, 3, side, side), torch.randint(10, (batch,))
+
+    return Training(
+        name=name,
+        model=lambda sparse: model(),
+        loss=lambda model, x, labels: F.cross_entropy(model(x), labels),
+        batch=images,
+        optimizer=momentum,
+        clipped=nothing,
+    )
+
+
+def vgg(*, depth: int = 11, width: int = 64, features: int = 1024, batch: int = 8) -> Training:
+    """VGG for images of 32 x 32 pixels, without dropout: all systems train on the same numbers."""
+    return classification(
+        "vgg", lambda: VGG(depth, 3, 10, 32, width, features, dropout=0.0), 32, batch
+    )
+
+
+def resnet(*, blocks: int = 3, width: int = 64, batch: int = 8) -> Training:
+    """ResNet-20, four times as wide."""
+    return classification("resnet", lambda: ResNet(3, 10, blocks, width), 32, batch)
+
+
+WORKLOADS: dict[str, Callable[[], Training]] = {
+    "lm-50k": lambda: lm(50_000),
+    "lm-800k": lambda: lm(800_000),
+    "dlrm": dlrm,
+    "nmt": nmt,
+    "vgg": vgg,
+    "resnet": resnet,
+}
+
+# The same at sizes for a test.
+QUICK: dict[str, Callable[[], Training]] = {
+    "lm-50k": lambda: lm(300, embedding=8, hidden=12, projection=8, sampled=16, batch=4, unroll=5),
+    "lm-800k": lambda: lm(900, embedding=8, hidden=12, projection=8, sampled=16, batch=4, unroll=5),
+    "dlrm": lambda: dlrm(tables=4, rows=600, features=8, lookups=8, batch=16, hidden=(8,)),
+    "nmt": lambda: nmt(200, embedding=8, hidden=8, batch=4, length=5),
+    "vgg": lambda: vgg(width=4, features=8, batch=2),
+    "resnet": lambda: resnet(blocks=1, width=8, batch=2),
+}
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    return sum(value.numel() * value.element_size() for value in model.parameters())
+
+
+def batches(training: Training, count: int, seed: int) -> list[Batch]:
+    """The same local batches for every system; drawing them is no part of a step."""
+    torch.manual_seed(seed)
+    return [training.batch() for _ in itertools.repeat(None, count)]
