@@ -12,7 +12,7 @@ Rows of workers on one host are counted once: they can be merged before they cro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,15 +84,23 @@ def bytes_that_must_cross(
     mine = lookups_of_step(training, model, batch)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, (host, mine))
+    by_host: list[list[dict[str, Lookups]]] = [[] for _ in range(hosts)]
+    for where, lookups in everyone:
+        by_host[where].append(lookups)
+    return least_bytes(training, model, by_host)
+
+
+def least_bytes(
+    training: Training, model: nn.Module, by_host: Sequence[Sequence[Mapping[str, Lookups]]]
+) -> float:
+    """The formulas above, for what each worker of each host looks up of each table."""
+    hosts = len(by_host)
     tables = {name: model.get_parameter(f"{name}.weight") for name in training.tables}
-    row_bytes = {name: w.shape[1] * w.element_size() for name, w in tables.items()}
-    table_bytes = {name: len(w) * row_bytes[name] for name, w in tables.items()}
+    row_bytes = {name: weight[0].nbytes for name, weight in tables.items()}
+    table_bytes = {name: weight.nbytes for name, weight in tables.items()}
     total = 2.0 * hosts * (parameter_bytes(model) - sum(table_bytes.values()))
     for name, row in row_bytes.items():
-        by_host: dict[int, list[Lookups]] = {}
-        for where, lookups in everyone:
-            by_host.setdefault(where, []).append(lookups[name])
-        merged = [_merged(parts) for parts in by_host.values()]
+        merged = [_merged([worker[name] for worker in workers]) for workers in by_host]
         rows = sum(len(one.ids) * (ID_BYTES + 2 * row) for one in merged)
         sums = sum(one.lookups * ID_BYTES + one.results * 2 * row for one in merged)
         total += min(rows, sums, 2 * hosts * table_bytes[name])

@@ -1,0 +1,142 @@
+"""The comparison of systems: its parts, and a small run of it on a virtual cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from benchmarks import compare
+from benchmarks.comparison import report
+from benchmarks.comparison.limits import Lookups, least_bytes, lookups_of_step
+from benchmarks.comparison.report import Comparison
+from benchmarks.comparison.values import Trial, Turn
+from benchmarks.namespaces import missing_requirement
+from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS
+from benchmarks.workloads import QUICK, WORKLOADS, dlrm, make_step, table_rows
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+ROOT = Path(__file__).parents[1]
+MISSING = missing_requirement()
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_workload_trains(name: str) -> None:
+    torch.manual_seed(0)
+    training = QUICK[name]()
+    model = training.model(False)
+    before = [value.detach().clone() for value in model.parameters()]
+    step = make_step(training, model, model, training.optimizer(model.parameters()))
+    assert bool(step(*training.batch()).isfinite())
+    pairs = zip(before, model.parameters(), strict=True)
+    assert all(not torch.equal(old, new) for old, new in pairs)
+
+
+def test_sizes_are_those_of_the_comparison() -> None:
+    training = WORKLOADS["dlrm"]()
+    torch.manual_seed(0)
+    numbers, ids, clicks = training.batch()
+    assert (len(ids), len(numbers), len(clicks)) == (26, 256, 256)
+    assert sum(wanted.shape[1] for wanted in ids) == 117
+    sizes = table_rows(26, 4_000_000)
+    assert (sum(sizes), sizes) == (4_000_000, sorted(sizes))
+    assert all(int(wanted.max()) < size for wanted, size in zip(ids, sizes, strict=True))
+    tokens, _ = WORKLOADS["lm-50k"]().batch()
+    assert tokens.shape == (32, 20)
+    assert [SYSTEMS[name].fits(WORKLOADS["vgg"]()) for name in ("ddp", "ddp-sparse")] == [1, 0]
+
+
+def test_lookups_are_seen_in_the_step() -> None:
+    torch.manual_seed(0)
+    training = QUICK["dlrm"]()
+    model, batch = training.model(True), training.batch()
+    seen = lookups_of_step(training, model, batch)
+    assert list(seen) == list(training.tables)
+    for lookups, ids in zip(seen.values(), batch[1], strict=True):
+        assert lookups.ids.tolist() == ids.unique().tolist()
+        assert (lookups.lookups, lookups.results) == (ids.numel(), len(ids))
+    training = QUICK["lm-50k"]()
+    tokens, targets = training.batch()
+    seen = lookups_of_step(training, training.model(True), (tokens, targets))
+    assert seen["embedding"].ids.tolist() == tokens.unique().tolist()
+    assert seen["softmax_bias"].lookups == targets.numel() + 16
+
+
+def test_least_bytes_take_the_cheapest_way_of_each_table() -> None:
+    training = dlrm(tables=3, rows=10_000, features=8, lookups=6, batch=4, hidden=(8,))
+    model = training.model(False)
+    small, middle, large = (len(model.get_parameter(f"{name}.weight")) for name in training.tables)
+    some = torch.arange(large // 2)
+    few = torch.arange(3)
+    worker = {
+        "tables.0": Lookups(torch.arange(small), 10**6, 10**6),  # AllReduce
+        "tables.1": Lookups(some[: middle // 4], 50, 2),  # sums
+        "tables.2": Lookups(few, 50, 50),  # rows, the same of both workers of a host
+    }
+    other = {**worker, "tables.2": Lookups(few + 1, 50, 50)}
+    dense = sum(
+        value.numel() * 4 for name, value in model.named_parameters() if "tables" not in name
+    )
+    ways = 2 * small * 32 + (100 * 4 + 4 * 2 * 32) + 4 * (4 + 2 * 32)
+    assert least_bytes(training, model, [[worker, other]] * 2) == (2 * dense + ways) / 2
+    assert least_bytes(training, model, [[worker, other]]) == 0
+
+
+def turns(system: str, *seconds: float) -> list[Turn]:
+    return [Turn(system, number, each, 10.0, 20.0) for number, each in enumerate(seconds)]
+
+
+def test_ratios_are_of_rounds_in_which_both_took_part() -> None:
+    played = turns(HYBRID, 1.0, 2.0, 1.0, 1.0) + turns("ddp", 3.0, 6.0)
+    played += turns(COMPUTATION, 0.5, 1.0, 0.5, 0.25)
+    trial = Trial([0.5], 1.0, 1, 2, 3.0)
+    trials: dict[str, Trial | str] = {HYBRID: trial, "ddp": trial, "fsdp2": "did not end"}
+    names = [HYBRID, "ddp", "fsdp2"]
+    rows = {row.system: row for row in report.compare(names, trials, [played], [names[:2]])}
+    assert (rows["ddp"].ratio, rows["ddp"].seconds, rows["ddp"].rounds) == (3.0, 4.5, 2)
+    assert rows["fsdp2"].failure == "did not end"
+    assert report.reached(played, wire=0.0) == 0.5
+    assert report.reached(played, wire=0.8) == pytest.approx(0.8)
+
+
+def test_systems_share_processes_as_far_as_memory_goes() -> None:
+    peaks = {HYBRID: 3, COMPUTATION: 1, "ddp": 5, "ddp-sparse": 3}
+    fit = {name: Trial([], 1.0, 1, peak, 0.0) for name, peak in peaks.items()}
+    assert compare._groups(fit, 2, 2 * 100.0) == [list(peaks)]
+    assert compare._groups(fit, 2, 2 * 7.0) == [
+        [HYBRID, COMPUTATION, "ddp"],
+        [HYBRID, "ddp-sparse"],
+    ]
+
+
+@pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
+def test_a_small_comparison_gives_sane_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "benchmarks.compare", "--quick", "--hosts", "2"]
+    command += ["--rate", "100mbit", "--workload", "dlrm", "--rounds", "3", "--json", str(file)]
+    done = subprocess.run(
+        [*command, "--system", "ddp-sparse"], cwd=ROOT, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = msgspec.json.decode(file.read_bytes(), type=list[Comparison])
+    rows = {row.system: row for row in result.rows}
+    assert list(rows) == [HYBRID, COMPUTATION, "ddp-sparse"]
+    assert [row.failure for row in result.rows] == ["", "", ""]
+    # The same training: the same losses. Alone, each worker sees its own batches only.
+    assert rows["ddp-sparse"].losses == pytest.approx(rows[HYBRID].losses, rel=1e-5)
+    assert rows[COMPUTATION].losses[0] == pytest.approx(rows[HYBRID].losses[0], rel=1e-5)
+    assert rows[COMPUTATION].losses[3] != pytest.approx(rows[HYBRID].losses[3], rel=1e-5)
+    # What must cross does, in every system that trains together.
+    assert 0 < result.cross_bytes < min(rows[HYBRID].sent_bytes, rows["ddp-sparse"].sent_bytes)
+    assert rows[COMPUTATION].sent_bytes < rows[HYBRID].sent_bytes
+    assert all(row.most_bytes >= row.sent_bytes for row in result.rows)
+    assert all(row.rounds == 3 and row.seconds > 0 for row in result.rows)
+    assert all(row.peak_bytes > 10**8 for row in result.rows)
+    assert (rows[HYBRID].ratio, rows[HYBRID].low, rows[HYBRID].high) == (1.0, 1.0, 1.0)
+    assert result.wire == pytest.approx(result.cross_bytes * 8 / 100e6)
+    assert result.share > 0
+    assert "parallax-hybrid reaches" in done.stdout
