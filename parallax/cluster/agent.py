@@ -4,7 +4,7 @@
 command N times, each with its own RANK (``environment.py`` lists the variables). It ends with 0
 when all workers did, with the status of the first worker that failed (128 + n if signal n killed
 it), or with 128 + n when it received signal n itself; no worker outlives it. ``launch.py`` turns
-the user's process into this one.
+the user's process into this one. With ``--member`` it is one host's of several (``member.py``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from parallax.cluster import worker_exec
 from parallax.cluster.environment import LAUNCHED_VARIABLE, SEED_VARIABLE, launch_seed
+from parallax.cluster.host_report import cores
+from parallax.cluster.member import Member, MemberOutput, take_channels
 from parallax.cluster.worker_output import WorkerOutput
-from parallax.cluster.worker_watch import WorkerEnd, WorkerWatch, first_failure
+from parallax.cluster.worker_watch import WorkerEnd, WorkerWatch, describe_status, first_failure
 from parallax.config import configure_logging
 from parallax.errors import LaunchError, ParallaxError
 
@@ -38,7 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_USAGE = "python -m parallax.cluster.agent --workers N [--redirect DIR] [--seed S] -- COMMAND..."
+_USAGE = (
+    "python -m parallax.cluster.agent --workers N [--redirect DIR] [--seed S] [--member JSON]"
+    " -- COMMAND..."
+)
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class _Order:
     command: list[str]
     redirect: Path | None = None
     seed: int | None = None
+    member: Member | None = None
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -60,11 +66,16 @@ def main(arguments: Sequence[str]) -> int:
     """
     directory = Path(tempfile.mkdtemp(prefix="parallax-"))
     stop_signals = _prepare_signals(directory)
+    order = None
     try:
         order = _read_order(arguments)
+        if order.member is not None:
+            take_channels()
         _set_environment(order, configure_logging())
         return _run(order, directory, stop_signals)
     except ParallaxError as error:
+        if order is not None and order.member is not None:
+            return order.member.tell(error.exit_code, [], None, error.problem)
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     finally:
@@ -94,7 +105,7 @@ def _read_order(arguments: Sequence[str]) -> _Order:
         position = own.index("--")
         own, command = own[:position], own[position + 1 :]
     options = dict(zip(own[::2], own[1::2], strict=False))
-    known = {"--workers", "--redirect", "--seed"}
+    known = {"--workers", "--redirect", "--seed", "--member"}
     numbers = (options.get("--workers", ""), options.get("--seed", "0"))
     if len(own) % 2 or not command or not set(options) <= known:
         raise LaunchError(f"The launcher cannot read its arguments {own}.", hint=_USAGE)
@@ -106,6 +117,7 @@ def _read_order(arguments: Sequence[str]) -> _Order:
         command=command,
         redirect=Path(redirect) if redirect is not None else None,
         seed=int(options["--seed"]) if "--seed" in options else None,
+        member=Member.of(options["--member"]) if "--member" in options else None,
     )
 
 
@@ -120,16 +132,18 @@ def _set_environment(order: _Order, logger: logging.Logger) -> None:
     os.environ[LAUNCHED_VARIABLE] = str(os.getpid())
     # Their output goes to a pipe, which would otherwise show it in blocks of 8 KB.
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    if "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in _interfaces():
+    alone = order.member is None or order.member.nodes == 1
+    if alone and "GLOO_SOCKET_IFNAME" not in os.environ and "lo" in _interfaces():
         # Workers of one machine need no network, and the host's name may resolve to none.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     note = ""
     if "OMP_NUM_THREADS" not in os.environ:
-        cores = _cores()
-        threads = max(1, cores // max(1, order.workers))
+        available = cores()
+        threads = max(1, available // max(1, order.workers))
         os.environ["OMP_NUM_THREADS"] = str(threads)
-        note = f", each with OMP_NUM_THREADS={threads} ({cores} cores)"
-    logger.info("starting %d workers on this machine%s", order.workers, note)
+        note = f", each with OMP_NUM_THREADS={threads} ({available} cores)"
+    number = f"{order.workers} worker" + ("" if order.workers == 1 else "s")
+    logger.info("starting %s on this machine%s", number, note)
 
 
 def _interfaces() -> set[str]:
@@ -139,19 +153,19 @@ def _interfaces() -> set[str]:
         return set()
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def _run(order: _Order, directory: Path, stop_signals: Sequence[signal.Signals]) -> int:
     with _quiet_torchrun():
+        from torch.distributed import DistError
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
         from torch.distributed.launcher.api import elastic_launch
+    output: WorkerOutput | MemberOutput
     try:
-        output = WorkerOutput(directory, order.workers, order.redirect)
+        if order.member is None:
+            output = WorkerOutput(directory, order.workers, order.redirect)
+        else:
+            output = MemberOutput(order.member.output, order.workers)
         watch = WorkerWatch(
             directory, order.workers, lambda: shutil.rmtree(directory, ignore_errors=True)
         )
@@ -171,8 +185,9 @@ def _run(order: _Order, directory: Path, stop_signals: Sequence[signal.Signals])
         received = stopped.sigval
     except ChildFailedError as error:
         failed = error
-    except OSError as error:
-        raise LaunchError(f"The workers cannot be started: {error}.") from error
+    except (OSError, RendezvousError, DistError) as error:
+        if not watch.first_signal:
+            raise LaunchError(f"The workers cannot be started: {error}.") from error
     finally:
         for number in stop_signals:
             signal.signal(number, signal.SIG_IGN)
@@ -202,22 +217,24 @@ def _quiet_torchrun() -> Iterator[None]:
 
 
 def _launch_config(
-    order: _Order, output: WorkerOutput, stop_signals: Sequence[signal.Signals]
+    order: _Order, output: WorkerOutput | MemberOutput, stop_signals: Sequence[signal.Signals]
 ) -> LaunchConfig:
     from torch.distributed.launcher.api import LaunchConfig
 
-    from parallax.cluster import local_rendezvous
+    from parallax.cluster import static_rendezvous
     from parallax.cluster.worker_logs import PipeLogs
 
-    local_rendezvous.register()
+    static_rendezvous.register()
+    member = order.member or Member(run=f"parallax-{os.getpid()}")
     return LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=member.nodes,
+        max_nodes=member.nodes,
         nproc_per_node=order.workers,
-        run_id=f"parallax-{os.getpid()}",
+        run_id=member.run,
         role="worker",
-        rdzv_backend=local_rendezvous.BACKEND,
+        rdzv_backend=static_rendezvous.BACKEND,
         rdzv_endpoint="127.0.0.1",
+        rdzv_configs=member.rendezvous(),
         max_restarts=0,
         monitor_interval=0.1,
         logs_specs=PipeLogs(output.stdouts, output.stderrs),
@@ -237,27 +254,25 @@ def _report(
     failed: ChildFailedError | None,
 ) -> int:
     """Says in one line how the run ended, unless well; returns the exit status."""
+    # Without pidfds nothing was seen but what torchrun found, in the order in which it looked.
+    seen = {end.rank for end in ends}
+    failures = failed.failures if failed is not None else {}
+    first_rank = 0 if order.member is None else order.member.first_rank
+    unseen = [
+        WorkerEnd(rank - first_rank, failure.exitcode, stopped=failure.exitcode == -signal.SIGTERM)
+        for rank, failure in failures.items()
+        if rank - first_rank not in seen
+    ]
+    if order.member is not None:
+        return order.member.tell(0 if failed is None else 1, [*ends, *unseen], received)
     if received is not None:
         _say(f"stopped by {signal.Signals(received).name}; no worker is left")
         return 128 + received
     if failed is None:
         return 0
-    # Without pidfds nothing was seen but what torchrun found, in the order in which it looked.
-    seen = {end.rank for end in ends}
-    unseen = [
-        WorkerEnd(rank, failure.exitcode, stopped=failure.exitcode == -signal.SIGTERM)
-        for rank, failure in failed.failures.items()
-        if rank not in seen
-    ]
     first = first_failure([*ends, *unseen])
     assert first is not None
-    how = f"failed with exit status {first.status}"
-    if first.status < 0:
-        how = f"was killed by signal {-first.status}"
-        with contextlib.suppress(ValueError):
-            how += f" ({signal.Signals(-first.status).name})"
-        if first.status == -signal.SIGKILL:
-            how += ", as the kernel does when memory runs out"
+    how = describe_status(first.status)
     others = "; the other workers were stopped" if order.workers > 1 else ""
     where = ""
     if order.redirect is not None:

@@ -1,7 +1,9 @@
-"""Starts ``agent.py`` by path: ``python .../agent_start.py --workers 2 -- COMMAND...``.
+"""Starts the launcher's programs by path: ``python .../agent_start.py --workers 2 -- COMMAND...``.
 
 As ``python -m parallax.cluster.agent`` the launcher would find the current directory's files before
 the standard library's, and would not find a parallax that only the user's script put on its path.
+With ``--cluster FD`` it is the launcher of several hosts (``chief.py``), else that of one machine's
+workers (``agent.py``); ``--parent PID`` before those ties its life to the parent's.
 """
 
 from __future__ import annotations
@@ -19,6 +21,15 @@ if __name__ == "__main__":
     package_parent = str(here.parent.parent)
     if package_parent not in sys.path:
         sys.path.insert(0, package_parent)
-    from parallax.cluster.agent import main
+    arguments = sys.argv[1:]
+    if arguments[:1] == ["--parent"]:
+        from parallax.cluster.worker_exec import die_with_parent
 
-    sys.exit(main(sys.argv[1:]))
+        die_with_parent(int(arguments[1]))
+        arguments = arguments[2:]
+    if arguments[:1] == ["--cluster"]:
+        from parallax.cluster.chief import main
+    else:
+        from parallax.cluster.agent import main
+
+    sys.exit(main(arguments))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
+from parallax.cluster.cluster_launch import launch_cluster
 from parallax.cluster.launch import launch_local_workers
 from parallax.cluster.local_workers import local_host, workers_here
 from parallax.cluster.resources import read_resources
@@ -29,13 +30,18 @@ def begin(resource_info: str | os.PathLike[str] | None, settings: Config) -> Non
     if resource_info is not None:
         spec = read_resources(resource_info)
         host = local_host(spec)
-        if host is None or len(spec.hosts) > 1:
-            other = next(h for h in spec.hosts if h is not host)
+        if len(spec.hosts) > 1:
+            launch_cluster(
+                spec,
+                redirect_path=settings.redirect_path,
+                seed=settings.seed,
+                default_workers=settings.workers,
+            )
+        if host is None:
             raise LaunchError(
-                f"{spec.source} names the machine {other.address!r}, which is not this one "
-                f"({socket.gethostname()}).",
-                hint="start the script on every machine with torchrun --nnodes N --nproc-per-node "
-                "K, which parallax runs under; a resource file describes this machine only.",
+                f"{spec.source} names the machine {spec.hosts[0].address!r}, which is not this "
+                f"one ({socket.gethostname()}).",
+                hint="start the script there, or add this machine to the file.",
             )
     workers = workers_here(host, settings.workers)
     if workers > 1:

@@ -33,6 +33,7 @@ from parallax.errors import LaunchError
 
 __all__ = [
     "LAUNCHED_VARIABLE",
+    "LAUNCHER_VARIABLES",
     "SEED_VARIABLE",
     "WorkerEnvironment",
     "launch_seed",
@@ -48,7 +49,7 @@ _HINT = (
     " which sets all of them; unset what an earlier job left in the shell."
 )
 # A process in which none of these is set was started by nobody but the user.
-_LAUNCHER_VARIABLES = (LAUNCHED_VARIABLE, "RANK", "WORLD_SIZE")
+LAUNCHER_VARIABLES = (LAUNCHED_VARIABLE, "RANK", "WORLD_SIZE")
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def worker_environment(environ: Mapping[str, str] | None = None) -> WorkerEnviro
             are named at once.
     """
     variables = os.environ if environ is None else environ
-    if not any(name in variables for name in _LAUNCHER_VARIABLES):
+    if not any(name in variables for name in LAUNCHER_VARIABLES):
         return WorkerEnvironment(0, 1, 0, 1, None, None, 0, launched=False)
     reader = _Reader(variables)
     worker = reader.read()
@@ -129,7 +130,7 @@ def refuse_nested_launch(environ: Mapping[str, str] | None = None) -> None:
         LaunchError: it was; every worker would start workers of its own.
     """
     variables = os.environ if environ is None else environ
-    found = [f"{name}={variables[name]}" for name in _LAUNCHER_VARIABLES if name in variables]
+    found = [f"{name}={variables[name]}" for name in LAUNCHER_VARIABLES if name in variables]
     if not found:
         return
     launcher = "parallax" if LAUNCHED_VARIABLE in variables else "torchrun or another launcher"
@@ -178,7 +179,7 @@ class _Reader:
 
     def read(self) -> WorkerEnvironment:
         """The worker; meaningless if there are problems afterwards."""
-        given = [name for name in _LAUNCHER_VARIABLES if name in self.variables]
+        given = [name for name in LAUNCHER_VARIABLES if name in self.variables]
         reason = "but " + " and ".join(f"{name}={self.variables[name]}" for name in given)
         rank = self.needed("RANK", 0, reason)
         world = self.needed("WORLD_SIZE", 1, reason)

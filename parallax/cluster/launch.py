@@ -20,7 +20,16 @@ from typing import Literal, NoReturn
 from parallax.cluster.environment import refuse_nested_launch
 from parallax.errors import LaunchError
 
-__all__ = ["Target", "find_target", "launch_local_workers", "original_command"]
+__all__ = [
+    "AGENT",
+    "Target",
+    "find_target",
+    "launch_command",
+    "launch_local_workers",
+    "made_directory",
+    "original_command",
+    "program",
+]
 
 # The script may change its directory before it asks for workers; it imports parallax earlier.
 try:
@@ -28,7 +37,7 @@ try:
 except FileNotFoundError:
     _directory_at_import = None
 
-_AGENT = str(Path(__file__).resolve().parent / "agent_start.py")
+AGENT = str(Path(__file__).resolve().parent / "agent_start.py")
 _HINT = (
     "put the program in a file and run `python train.py`, start it with torchrun, or use"
     " parallax.Config(workers=1)."
@@ -155,17 +164,36 @@ def launch_local_workers(
         LaunchError: this process is a worker already, or there is no script to start again.
     """
     refuse_nested_launch()
-    _refuse_unrepeatable_process()
-    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    command, directory = original_command(
-        sys.orig_argv, sys.executable, main_file, _directory_at_import
-    )
+    command, directory = program()
+    launch_command(command, directory, workers, redirect_path=redirect_path, seed=seed)
+
+
+def launch_command(
+    command: list[str],
+    directory: str | None,
+    workers: int,
+    *,
+    redirect_path: str | None,
+    seed: int | None = None,
+) -> NoReturn:
+    """Replaces this process by the launcher of ``workers`` workers that run a command.
+
+    Args:
+        command: the interpreter and what it is to run.
+        directory: where to start it; None for the current one.
+        workers: number of workers on this machine.
+        redirect_path: directory that receives each worker's output, besides the console.
+        seed: base of the workers' random numbers; a random one if None.
+
+    Raises:
+        LaunchError: the launcher cannot be started.
+    """
     options = ["--workers", str(workers)]
     if redirect_path is not None:
-        options += ["--redirect", _made_directory(redirect_path)]
+        options += ["--redirect", made_directory(redirect_path)]
     if seed is not None:
         options += ["--seed", str(seed)]
-    launcher = [sys.executable, _AGENT, *options, "--", *command]
+    launcher = [sys.executable, AGENT, *options, "--", *command]
     for stream in (sys.stdout, sys.stderr):
         # A closed console is the workers' business.
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -176,6 +204,17 @@ def launch_local_workers(
         os.execv(sys.executable, launcher)
     except OSError as error:
         raise LaunchError(f"The workers cannot be started: {error}.") from error
+
+
+def program() -> tuple[list[str], str | None]:
+    """The command that starts this process's program again, and where (None: here).
+
+    Raises:
+        LaunchError: there is no script or module that could be started again.
+    """
+    _refuse_unrepeatable_process()
+    main_file = getattr(sys.modules.get("__main__"), "__file__", None)
+    return original_command(sys.orig_argv, sys.executable, main_file, _directory_at_import)
 
 
 def _refuse_unrepeatable_process() -> None:
@@ -197,7 +236,12 @@ def _cannot_start_again(place: str) -> str:
     )
 
 
-def _made_directory(path: str) -> str:
+def made_directory(path: str) -> str:
+    """Makes a directory; its absolute path.
+
+    Raises:
+        LaunchError: it cannot be made.
+    """
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:

@@ -16,7 +16,7 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["MAX_LINE_BYTES", "LineMarker", "WorkerOutput"]
+__all__ = ["MAX_LINE_BYTES", "LineMarker", "WorkerOutput", "write_all"]
 
 MAX_LINE_BYTES = 64 * 1024
 _READ_BYTES = 64 * 1024
@@ -90,7 +90,7 @@ class _Stream:
         if self.console_lost:
             return
         try:
-            _write_all(self.console, text)
+            write_all(self.console, text)
         except OSError:
             # The reader of the console left (`| head`, a closed terminal). The run goes on, as
             # its results do not depend on being watched.
@@ -98,13 +98,13 @@ class _Stream:
 
     def _save(self, file: int, data: bytes) -> None:
         try:
-            _write_all(file, data)
+            write_all(file, data)
         except OSError as error:
             self.file = None
             os.close(file)
             note = self.marker.prefix + f"its output is no longer saved: {error}\n".encode()
             with contextlib.suppress(OSError):
-                _write_all(2, note)
+                write_all(2, note)
 
 
 class WorkerOutput:
@@ -168,7 +168,12 @@ class WorkerOutput:
                     key.data.read()
 
 
-def _write_all(file: int, data: bytes) -> None:
+def write_all(file: int, data: bytes) -> None:
+    """Writes all of ``data``, also to a descriptor that does not block.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     view = memoryview(data)
     while view:
         try:

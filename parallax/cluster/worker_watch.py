@@ -8,6 +8,7 @@ kills what is left after a short grace. torchrun remains the one who starts, sto
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import signal
@@ -17,11 +18,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["GRACE_SECONDS", "WorkerEnd", "WorkerWatch", "first_failure"]
+__all__ = [
+    "GRACE_SECONDS",
+    "PEER_STATUS",
+    "WorkerEnd",
+    "WorkerWatch",
+    "describe_status",
+    "first_failure",
+]
 
 GRACE_SECONDS = 5.0
 # A bystander that lost its peer leaves with this status (errors.PeerError.exit_code).
-_PEER_STATUS = 3
+PEER_STATUS = 3
 # Who fails this long after the first failure does so because the run is being stopped.
 _SETTLED_SECONDS = 1.0
 
@@ -57,8 +65,24 @@ def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
         the earliest of those if there is no other; None without a failure.
     """
     failures = [end for end in ends if end.status != 0]
-    causes = [end for end in failures if end.status != _PEER_STATUS and not end.stopped]
+    causes = [end for end in failures if end.status != PEER_STATUS and not end.stopped]
     return next(iter(causes or failures), None)
+
+
+def describe_status(status: int) -> str:
+    """How a worker ended, in words: "failed with exit status 1".
+
+    Args:
+        status: its exit status, or minus the number of the signal that killed it.
+    """
+    if status >= 0:
+        return f"failed with exit status {status}"
+    how = f"was killed by signal {-status}"
+    with contextlib.suppress(ValueError):
+        how += f" ({signal.Signals(-status).name})"
+    if status == -signal.SIGKILL:
+        how += ", as the kernel does when memory runs out"
+    return how
 
 
 class WorkerWatch:

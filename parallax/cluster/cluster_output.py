@@ -1,0 +1,144 @@
+"""The output of all hosts' workers on the launcher's console, and in files if asked.
+
+Lines are shown by a thread of their own: a console that takes nothing (a stopped terminal) must not
+stop the launcher's signs of life, which would end the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import threading
+from collections import deque
+from pathlib import Path
+
+from parallax.cluster.worker_output import LineMarker, write_all
+
+__all__ = ["ClusterOutput"]
+
+_QUEUE = 4096
+_KEPT_LINES = 60
+_ERROR = re.compile(r"(?:error: )?(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b")
+
+
+class ClusterOutput:
+    """Shows workers' lines, marked by host and worker, and keeps the last of each.
+
+    Args:
+        redirect: directory that also receives each worker's output, as ``worker-0.out`` and
+            ``worker-0.err``; those of an earlier run are overwritten.
+
+    Raises:
+        OSError: the directory cannot be made.
+    """
+
+    def __init__(self, redirect: Path | None) -> None:
+        if redirect is not None:
+            redirect.mkdir(parents=True, exist_ok=True)
+        self.redirect = redirect
+        self._files: dict[tuple[int, bool], int | None] = {}
+        self._markers: dict[tuple[str, int, bool], LineMarker] = {}
+        self._last: dict[tuple[str, int], deque[str]] = {}
+        self._dropped = 0
+        self._queue: queue.Queue[tuple[int, bytes] | None] = queue.Queue(_QUEUE)
+        self._thread = threading.Thread(target=self._write, name="console", daemon=True)
+        self._thread.start()
+
+    def show(self, host: str, rank: int, error: bool, data: bytes) -> None:
+        """Takes bytes of a worker (or of a host's agent, rank -1) and shows what lines they end."""
+        key = (host, rank, error)
+        marker = self._markers.get(key)
+        if marker is None:
+            label = f"[{host}] " if rank < 0 else f"[{host} worker {rank}] "
+            marker = self._markers[key] = LineMarker(label.encode())
+        self._save(marker, rank, error, data)
+        self._emit(key, marker.feed(data))
+
+    def say(self, text: str) -> None:
+        """A line of the launcher's own."""
+        self._put(2, f"parallax: {text}\n".encode(errors="replace"))
+
+    def write(self, text: str) -> None:
+        """Lines as they are, to standard error."""
+        self._put(2, text.encode(errors="replace"))
+
+    def last_words(self, host: str, rank: int) -> list[str]:
+        """A worker's last lines of standard error, from its last traceback or error on."""
+        lines = list(self._last.get((host, rank), ()))
+        starts = [at for at, line in enumerate(lines) if line.startswith("Traceback (most recent")]
+        if starts:
+            return lines[starts[-1] :]
+        errors = [at for at, line in enumerate(lines) if line.startswith("error: ")]
+        return lines[errors[-1] :] if errors else lines[-5:]
+
+    def cause(self, host: str, rank: int) -> str:
+        """The line in which a worker's last words name an error; empty if there is none."""
+        lines = self.last_words(host, rank)
+        named = [line for line in lines if _ERROR.match(line)]
+        return named[-1].removeprefix("error: ") if named else ""
+
+    def finish(self, seconds: float = 5.0) -> None:
+        """Shows what is left; a console that takes nothing is given up after ``seconds``."""
+        for key, marker in self._markers.items():
+            self._emit(key, marker.finish())
+        self._markers.clear()
+        with contextlib.suppress(queue.Full):
+            self._queue.put(None, timeout=seconds)
+        self._thread.join(seconds)
+        for file in self._files.values():
+            if file is not None:
+                os.close(file)
+        self._files.clear()
+
+    def _emit(self, key: tuple[str, int, bool], text: bytes) -> None:
+        host, rank, error = key
+        if not text:
+            return
+        if error and rank >= 0:
+            kept = self._last.setdefault((host, rank), deque(maxlen=_KEPT_LINES))
+            prefix = f"[{host} worker {rank}] "
+            for line in text.decode(errors="replace").splitlines():
+                kept.append(line.removeprefix(prefix))
+        self._put(2 if error else 1, text)
+
+    def _put(self, console: int, text: bytes) -> None:
+        try:
+            if self._dropped:
+                note = f"parallax: {self._dropped} pieces of output were not shown: the console is"
+                self._queue.put_nowait((2, f"{note} too slow\n".encode()))
+                self._dropped = 0
+            self._queue.put_nowait((console, text))
+        except queue.Full:
+            self._dropped += 1
+
+    def _write(self) -> None:
+        lost: set[int] = set()
+        while (item := self._queue.get()) is not None:
+            console, text = item
+            if console in lost:
+                continue
+            try:
+                write_all(console, text)
+            except OSError:
+                # The reader of the console left (`| head`, a closed terminal). The run goes on.
+                lost.add(console)
+
+    def _save(self, marker: LineMarker, rank: int, error: bool, data: bytes) -> None:
+        if self.redirect is None or rank < 0:
+            return
+        key = (rank, error)
+        try:
+            if key not in self._files:
+                path = self.redirect / f"worker-{rank}.{'err' if error else 'out'}"
+                self._files[key] = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+            file = self._files[key]
+            if file is not None:
+                write_all(file, data)
+        except OSError as problem:
+            file, self._files[key] = self._files.get(key), None
+            if file is not None:
+                os.close(file)
+            note = f"its output is no longer saved in {self.redirect}: {problem.strerror}"
+            self._put(2, marker.prefix + note.encode() + b"\n")

@@ -1,0 +1,90 @@
+"""Which files are the user's own code: what has to be the same on every host."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import sysconfig
+from collections.abc import Iterable, Sequence
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+__all__ = ["imported_files", "script_files"]
+
+_PACKAGE = str(Path(__file__).resolve().parents[1])
+_MAX_FILES = 2000
+
+
+def imported_files() -> list[str]:
+    """Files of the modules that this process has imported, but for installed ones and our own."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    return sorted(str(file) for file in files if file and _is_own(str(file)))[:_MAX_FILES]
+
+
+def script_files(script: str, paths: Sequence[str] = ()) -> list[str]:
+    """The script and the local modules that it imports, found without running it.
+
+    Args:
+        script: its path.
+        paths: directories that are searched besides the script's own, as PYTHONPATH has.
+
+    Returns:
+        Absolute paths. What a program imports in other ways than by import statements is not found.
+    """
+    script = os.path.abspath(script)
+    places = [os.path.dirname(script), *paths]
+    found: dict[str, None] = {}
+    left = [script]
+    while left and len(found) < _MAX_FILES:
+        file = left.pop()
+        if file in found or not _is_own(file):
+            continue
+        found[file] = None
+        left += _imports(file, places)
+    return sorted(found)
+
+
+def _is_own(file: str) -> bool:
+    if not file.endswith(".py") or not os.path.isabs(file):
+        return False
+    parts = Path(file).parts
+    if "site-packages" in parts or "dist-packages" in parts:
+        return False
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib")} | {_PACKAGE}
+    return not any(file.startswith(place.rstrip(os.sep) + os.sep) for place in installed if place)
+
+
+def _imports(file: str, places: list[str]) -> Iterable[str]:
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _module_files(alias.name.split("."), places)
+        elif isinstance(node, ast.ImportFrom):
+            start = places
+            if node.level:
+                # "from .. import x" is looked up from the file's own package.
+                start = [str(Path(file).parents[node.level - 1])]
+            words = node.module.split(".") if node.module else []
+            for alias in node.names:
+                yield from _module_files([*words, alias.name], start)
+
+
+def _module_files(words: list[str], places: list[str]) -> Iterable[str]:
+    """Files of a dotted name, packages on the way included; the last word may be no module."""
+    for word in words:
+        try:
+            spec = PathFinder.find_spec(word, places)
+        except (ImportError, ValueError, AttributeError):
+            return
+        if spec is None:
+            return
+        if spec.origin is not None and os.path.isabs(spec.origin):
+            yield spec.origin
+        if spec.submodule_search_locations is None:
+            return
+        places = list(spec.submodule_search_locations)
