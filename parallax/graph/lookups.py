@@ -37,6 +37,10 @@ _GRADIENT_IDS = {
     aten.scatter_add_.default: 2,
     aten._sparse_coo_tensor_with_dims_and_tensors.default: 3,
 }
+_BAG_GRADIENTS = (
+    aten._embedding_bag_backward.default,
+    aten._embedding_bag_dense_backward.default,
+)
 _ADD = (aten.add.Tensor, aten.add_.Tensor)
 _ZEROS = (
     aten.new_zeros.default,
@@ -105,6 +109,21 @@ def _is_special_bag(node: Node) -> bool:
     """A bag that leaves out a padding row, or takes maxima and remembers which ids they are."""
     padded = len(node.args) > 8 and node.args[8] != -1
     return bool(padded or (len(node.args) > 4 and node.args[4] == 2))
+
+
+def is_plain_bag(node: Node) -> bool:
+    """Whether a lookup sums or averages bags, without weights of the rows."""
+    weights = node.args[6] if len(node.args) > 6 else None
+    return "embedding_bag" in str(node.target) and weights is None and not _is_special_bag(node)
+
+
+def bag_of(term: Node) -> Node | None:
+    """The lookup in bags that a term of a row gradient belongs to: it says where each id is."""
+    if term.target not in _BAG_GRADIENTS:
+        return None
+    bags = term.args[3] if term.target is aten._embedding_bag_backward.default else term.args[2]
+    source = bags.args[0] if isinstance(bags, Node) and bags.args else None
+    return source if isinstance(source, Node) else None
 
 
 def with_rows(lookup: Lookup, rows: Node, positions: Node) -> tuple[Any, ...]:

@@ -15,7 +15,9 @@ from parallax.graph.layout import Component, follow
 from parallax.graph.lookups import (
     Lookup,
     RowGradient,
+    bag_of,
     gradient_ids,
+    is_plain_bag,
     lookup_of,
     padding_id,
     row_gradient,
@@ -48,12 +50,18 @@ class Variable:
     slots: tuple[str, ...] = ()
     shadows: tuple[str, ...] = ()
     sparsity: float | None = None
+    ids_per_step: float = 0.0
+    """Ids that one worker looks up in a step, once measured."""
+    bags_per_step: float = 0.0
+    """Bags that they are in, if it is read in bags."""
     aliases: tuple[str, ...] = ()
     sparse: bool = False
     dense_reason: str = ""
     """Why a variable that is looked up is not sparse."""
     shard_obstacle: str = ""
     """Why its update cannot be sharded."""
+    bags: bool = False
+    """It is sparse, and all reads sum or average the rows of bags."""
     lazy: bool = False
     """Its gradient is a sparse tensor: only touched rows are updated (``sparse=True``)."""
 
@@ -193,7 +201,23 @@ def _sparse_or_not(
             reason = reason or "ids of one lookup depend on the rows of another"
         elif len({padding_id(term) for term in rows.terms}) > 1:
             reason = reason or "its lookups leave out different padding rows"
-    return replace(variable, sparse=not reason, dense_reason=reason)
+    bags = not reason and all(is_plain_bag(lookup.node) for lookup in lookups)
+    return replace(
+        variable,
+        sparse=not reason,
+        dense_reason=reason,
+        bags=bags and all(_is_of_bags(gradient, variable) for gradient in gradients),
+    )
+
+
+def _is_of_bags(mark: Node, variable: Variable) -> bool:
+    """Whether a gradient is a sum of one gradient for each of some bags."""
+    source = mark.args[0]
+    assert isinstance(source, Node)
+    rows = row_gradient(source, torch.Size(variable.shape))
+    assert rows is not None
+    found = [bag_of(term) for term in rows.terms]
+    return None not in found and len(set(found)) == len(found)
 
 
 def _readers(term: Node, lookups: list[Lookup]) -> list[Node]:

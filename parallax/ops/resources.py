@@ -29,6 +29,7 @@ class TableSpec:
         padding: the row whose gradient is dropped, or None.
         wraps: negative ids count from the end, as in indexing; else they are errors.
         touched: aggregated gradients are handed on as (row numbers, rows) of touched rows only.
+        owner: the worker that owns all its rows; None if row i lives on worker i mod N.
     """
 
     name: str
@@ -40,6 +41,7 @@ class TableSpec:
     padding: int | None
     wraps: bool
     touched: bool = False
+    owner: int | None = None
 
     @property
     def width(self) -> int:
@@ -55,6 +57,29 @@ class RowsSpec:
 
     tables: tuple[TableSpec, ...]
     sharded: bool
+
+
+@dataclass(frozen=True)
+class BagFeature:
+    """One lookup in bags.
+
+    Args:
+        table: its table's number.
+        mean: bags are means of their rows, else sums.
+        last_offset: offsets have one entry more than there are bags.
+    """
+
+    table: int
+    mean: bool
+    last_offset: bool
+
+
+@dataclass(frozen=True)
+class BagsSpec:
+    """Tables that are read in bags, whose sums travel instead of rows."""
+
+    tables: tuple[TableSpec, ...]
+    features: tuple[BagFeature, ...]
 
 
 @dataclass(frozen=True)
@@ -118,7 +143,7 @@ class RowIdsSpec:
     shared: bool
 
 
-ResourceSpec = RowsSpec | BucketsSpec | PullSpec | CombineSpec | RowIdsSpec
+ResourceSpec = RowsSpec | BagsSpec | BucketsSpec | PullSpec | CombineSpec | RowIdsSpec
 
 
 def effect(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -175,6 +200,44 @@ def push_rows(
 def receive_rows(exchange: Any, pending: Any) -> list[torch.Tensor]:
     """The aggregated gradients that :func:`push_rows` started, on this worker's shards."""
     result: list[torch.Tensor] = exchange.receive(pending)
+    return result
+
+
+@effect
+def pull_bags(
+    exchange: Any,
+    inputs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    shards: Sequence[torch.Tensor],
+) -> Any:
+    """Start to fetch the sums of this step's bags.
+
+    Args:
+        exchange: the runtime object of a :class:`BagsSpec`.
+        inputs: per lookup, ids and offsets as ``torch.nn.EmbeddingBag`` takes them.
+        shards: per table, this worker's rows.
+    """
+    return exchange.pull(inputs, shards)
+
+
+@effect
+def pulled_bags(exchange: Any, handle: Any) -> list[torch.Tensor]:
+    """The bags of each lookup that :func:`pull_bags` started to fetch."""
+    result: list[torch.Tensor] = exchange.pulled(handle)
+    return result
+
+
+@effect
+def push_bags(
+    exchange: Any, handle: Any, features: Sequence[int], gradients: Sequence[torch.Tensor]
+) -> Any:
+    """Start sending gradients of bags to the owners of their rows."""
+    return exchange.push(handle, features, gradients)
+
+
+@effect
+def receive_bags(exchange: Any, pending: Any, tables: Sequence[int]) -> list[torch.Tensor]:
+    """The aggregated gradients that :func:`push_bags` started, on this worker's shards."""
+    result: list[torch.Tensor] = exchange.receive(pending, tables)
     return result
 
 
@@ -267,7 +330,7 @@ def update_in_blocks(
         New state of ``count`` rows that the update made.
     """
     created: list[torch.Tensor] = []
-    bounds = torch.arange(0, count + BLOCK_ROWS, BLOCK_ROWS, device=ids.device)
+    bounds = torch.arange(0, max(count, 1) + BLOCK_ROWS, BLOCK_ROWS, device=ids.device)
     places = torch.searchsorted(ids, bounds).tolist()
     for block, first in enumerate(range(0, max(count, 1), BLOCK_ROWS)):
         last = min(first + BLOCK_ROWS, count)

@@ -18,6 +18,7 @@ from parallax.rewrite.blocks import split_updates
 from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases
 from parallax.rewrite.row_ids import check_row_ids
 from parallax.rewrite.shards import combine_reductions, place_on_shards, pull_new_values
+from parallax.rewrite.synchronizers.bags import synchronize_bags
 from parallax.rewrite.synchronizers.dense import synchronize_dense
 from parallax.rewrite.synchronizers.rows import synchronize_rows
 from parallax.rewrite.touched_rows import touch_only_rows
@@ -42,6 +43,7 @@ def lower_marks(work: Rewriting) -> None:
 PASSES: tuple[Pass, ...] = (
     place_on_shards,
     synchronize_rows,
+    synchronize_bags,
     synchronize_dense,
     touch_only_rows,
     split_updates,

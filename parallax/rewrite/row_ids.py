@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx import Node
 
 from parallax.graph.lookups import WRAPPING, lookup_of
-from parallax.ops.resources import BucketsSpec, RowIdsSpec, RowsSpec, checked_ids
+from parallax.ops.resources import BagsSpec, BucketsSpec, RowIdsSpec, RowsSpec, checked_ids
 from parallax.rewrite.context import Rewriting
 
 
@@ -34,7 +34,7 @@ def check_row_ids(work: Rewriting) -> None:
     if not readers:
         return
     shared = work.workers > 1 and any(
-        isinstance(spec, BucketsSpec | RowsSpec) for spec in work.result.resources
+        isinstance(spec, BagsSpec | BucketsSpec | RowsSpec) for spec in work.result.resources
     )
     check = work.resource(RowIdsSpec(tuple(tables), shared), "row_ids")
     last = step.placeholders()[-1]

@@ -18,17 +18,18 @@ from parallax.ops.resources import (
     pull_values,
 )
 from parallax.rewrite.context import Rewriting
+from parallax.strategy.data import SHARDED
 
 aten: Any = torch.ops.aten
 
 
 def place_on_shards(work: Rewriting) -> None:
     """Let members of each sharded variable's component work on the owner's rows."""
-    for name in work.names_with("rows", "owner"):
+    for name in work.names_with(*SHARDED):
         component = work.analysis.components[name]
         layout = work.layout(name)
         for leaf in (*component.states, *component.created):
-            if leaf != name or work.strategy.variables[name].synchronizer == "rows":
+            if leaf != name or work.strategy.variables[name].synchronizer != "owner":
                 work.result.sharded[leaf] = layout
         for node in component.sized:
             _resize(node, layout.local_rows(work.worker))
@@ -58,7 +59,7 @@ def _use_view(work: Rewriting, name: str, component: Component) -> None:
 def combine_reductions(work: Rewriting) -> None:
     """Combine norms and other reductions over shards; those known together in one message."""
     reductions: dict[Node, Reduction] = {}
-    for name in work.names_with("rows", "owner"):
+    for name in work.names_with(*SHARDED):
         for reduction in work.analysis.components[name].reductions:
             reductions[reduction.node] = reduction
     waiting: list[Node] = []

@@ -59,6 +59,15 @@ def gather(state: StateTable, name: str, world: World) -> torch.Tensor:
     shard, layout = state.shards[name], state.layouts[name]
     if world.size == 1:
         return layout.assemble([shard])
+    if layout.partition == "whole":
+        (owner,) = layout.owners
+        whole = (
+            shard.clone()
+            if world.rank == owner
+            else shard.new_empty((layout.rows, *shard.shape[1:]))
+        )
+        world.broadcast(whole, owner, "state")
+        return whole
     counts = [layout.local_rows(worker) for worker in range(world.size)]
     most = max(counts)
     sent = shard.new_zeros((most, *shard.shape[1:]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -12,22 +13,46 @@ from rich.table import Table
 from parallax.errors import ConfigError
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Variable
+from parallax.runtime.bags import BagExchange
 from parallax.runtime.rows import RowExchange
 from parallax.strategy.cost import bytes_per_step
 from parallax.strategy.data import Strategy, VariableStrategy
 
 
 def measured(
-    variables: Mapping[str, Variable], exchanges: Iterable[RowExchange]
+    variables: Mapping[str, Variable], exchanges: Iterable[RowExchange | BagExchange]
 ) -> dict[str, Variable]:
-    """The variables with the sparsity that row exchanges measured."""
+    """The variables with what exchanges measured of their use."""
     result = dict(variables)
     for exchange in exchanges:
+        if isinstance(exchange, BagExchange):
+            result.update(_bags(result, exchange))
+            continue
         for table, touched in zip(exchange.spec.tables, exchange.touched, strict=True):
             if exchange.steps and table.name in result:
                 alpha = touched / exchange.steps
                 result[table.name] = replace(result[table.name], sparsity=alpha)
     return result
+
+
+def _bags(variables: Mapping[str, Variable], exchange: BagExchange) -> dict[str, Variable]:
+    if not exchange.steps:
+        return {}
+    ids: Counter[str] = Counter()
+    bags: Counter[str] = Counter()
+    for index, feature in enumerate(exchange.spec.features):
+        name = exchange.spec.tables[feature.table].name
+        ids[name] += exchange.ids[index]
+        bags[name] += exchange.bags[index]
+    return {
+        name: replace(
+            variables[name],
+            ids_per_step=ids[name] / exchange.steps,
+            bags_per_step=bags[name] / exchange.steps,
+        )
+        for name in ids
+        if name in variables
+    }
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from parallax.ops.resources import (
+    BagsSpec,
     BucketsSpec,
     CombineSpec,
     PullSpec,
@@ -12,6 +13,7 @@ from parallax.ops.resources import (
     RowIdsSpec,
     RowsSpec,
 )
+from parallax.runtime.bags import BagExchange
 from parallax.runtime.comm import World
 from parallax.runtime.control import StepControl
 from parallax.runtime.dense import Buckets, Combiner, ValuePull
@@ -37,6 +39,8 @@ class ResourcePool:
     def _make(self, spec: ResourceSpec) -> Any:
         if isinstance(spec, RowsSpec):
             return RowExchange(spec, self._world, self._control)
+        if isinstance(spec, BagsSpec):
+            return BagExchange(spec, self._world, self._control)
         if isinstance(spec, BucketsSpec):
             return Buckets(spec, self._world, self._control)
         if isinstance(spec, PullSpec):
@@ -46,6 +50,6 @@ class ResourcePool:
         assert isinstance(spec, CombineSpec)
         return Combiner(spec, self._world)
 
-    def exchanges(self) -> list[RowExchange]:
-        """All row exchanges, for the sparsity they measure."""
-        return [made for made in self._made.values() if isinstance(made, RowExchange)]
+    def exchanges(self) -> list[RowExchange | BagExchange]:
+        """All exchanges of rows and bags, for what they measure."""
+        return [made for made in self._made.values() if isinstance(made, RowExchange | BagExchange)]

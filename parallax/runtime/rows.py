@@ -278,17 +278,7 @@ class RowExchange:
         count = table.rows
         if self.spec.sharded:
             count = cyclic_rows(table.rows, self.world.rank, self.world.size)
-        shape = (count, *table.row_shape)
-        if table.lazy:
-            return torch.sparse_coo_tensor(
-                ids.view(1, -1), rows, shape, check_invariants=False
-            ).coalesce()
-        if table.touched:
-            unique, positions = torch.unique(ids, return_inverse=True)
-            summed = rows.new_zeros((len(unique), *table.row_shape))
-            return unique, summed.index_add_(0, positions, rows)
-        whole = torch.zeros(shape, dtype=table.dtype, device=rows.device)
-        return whole.index_add_(0, ids, rows)
+        return aggregate(table, count, ids, rows)
 
     # -- Messages of rows -------------------------------------------------------------------
 
@@ -341,6 +331,28 @@ class RowExchange:
             for t, part in zip(own, flat, strict=True):
                 result[t] = part.view(-1, *specs[t].row_shape)
         return [result[t] for t in tables]
+
+
+def aggregate(table: TableSpec, count: int, ids: torch.Tensor, rows: torch.Tensor) -> Any:
+    """The gradient of ``count`` rows of a table, in the form that its update takes.
+
+    Args:
+        table: what is known of it.
+        count: rows that this worker holds.
+        ids: which of them ``rows`` belong to; an id may occur often.
+        rows: the gradients to sum.
+    """
+    shape = (count, *table.row_shape)
+    if table.lazy:
+        return torch.sparse_coo_tensor(
+            ids.view(1, -1), rows, shape, check_invariants=False
+        ).coalesce()
+    if table.touched:
+        unique, positions = torch.unique(ids, return_inverse=True)
+        summed = rows.new_zeros((len(unique), *table.row_shape))
+        return unique, summed.index_add_(0, positions, rows)
+    whole = torch.zeros(shape, dtype=table.dtype, device=rows.device)
+    return whole.index_add_(0, ids, rows)
 
 
 def _by_worker(values: Sequence[torch.Tensor], counts: list[list[int]]) -> torch.Tensor:

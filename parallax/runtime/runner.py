@@ -33,11 +33,12 @@ from parallax.runtime.start import (
     agree_on,
     agree_on_batch,
     describe_state,
+    measure_access,
     take_values_of_chief,
 )
 from parallax.runtime.state_table import StateTable
 from parallax.strategy.builders import BUILDERS
-from parallax.strategy.data import Strategy
+from parallax.strategy.data import BY_ROWS, SHARDED, Strategy
 from parallax.strategy.verify import verify
 
 MAX_PROGRAMS = 32
@@ -165,6 +166,9 @@ class Runner:
         if self.num_workers > 1:
             check_agreement(step, self._state.leaves)
         analysis = analyze(step, self._state.leaves, aliases(self._objects))
+        if self._strategy is None and self.num_workers > 1:
+            flat = torch.utils._pytree.tree_leaves((batch, dict(named)))
+            measure_access(self._world, analysis, flat, self._state.leaves)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
         first = self._strategy is None
         strategy = self._decide(analysis)
@@ -235,8 +239,8 @@ class Runner:
 
     def _decide(self, analysis: Analysis) -> Strategy:
         """The strategy: built once by the chief, read by all; checked against every new graph."""
-        variables = list(analysis.variables.values())
         if self._strategy is None:
+            variables = list(analysis.variables.values())
             built = BUILDERS[self._config.run_option](variables, self.num_workers, self._config)
             texts = self._world.texts("strategy", built.to_json().decode())
             strategy = Strategy.from_json(texts[0])
@@ -267,8 +271,8 @@ class Runner:
                     f"{name!r} receives its first gradient only now; the plan was made without it.",
                     hint="let the first batch use every variable that is trained.",
                 )
-            sharded = choice in ("rows", "owner")
-            sparse = choice in ("rows", "allgather")
+            sharded = choice in SHARDED
+            sparse = choice in BY_ROWS
             if variable.trainable and (
                 (sharded and variable.shard_obstacle) or (sparse and not variable.sparse)
             ):

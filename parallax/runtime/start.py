@@ -9,13 +9,17 @@ import hashlib
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from parallax.errors import BatchError, DisagreementError
+from parallax.graph.access import measure
 from parallax.graph.state import Leaf
+from parallax.graph.variables import Analysis
 from parallax.runtime.comm import World
 from parallax.runtime.deferral import common_seeds
 
@@ -66,6 +70,28 @@ def _difference(world: World, topic: str, lines: Sequence[str]) -> tuple[int, st
             if left != right:
                 return worker, left, right
     return None
+
+
+def measure_access(
+    world: World, analysis: Analysis, batch: Sequence[Any], leaves: Mapping[str, Leaf]
+) -> None:
+    """Let the analysis know how the first batches read tables, as means over all workers."""
+    own = measure(
+        analysis.step, analysis.lookups, batch, {name: leaf.value for name, leaf in leaves.items()}
+    )
+    texts = world.texts("access", msgspec.json.encode(own).decode())
+    found = [msgspec.json.decode(text, type=dict[str, tuple[int, int, int]]) for text in texts]
+    for name, variable in analysis.variables.items():
+        counts = [one[name] for one in found if name in one]
+        if len(counts) < world.size:
+            continue
+        ids, distinct, bags = (sum(column) / world.size for column in zip(*counts, strict=True))
+        analysis.variables[name] = replace(
+            variable,
+            sparsity=distinct / max(variable.rows, 1),
+            ids_per_step=ids,
+            bags_per_step=bags if variable.bags else 0.0,
+        )
 
 
 def describe_code(step: Callable[..., Any]) -> list[str]:

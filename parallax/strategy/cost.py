@@ -3,14 +3,17 @@
 For N workers, a variable of b bytes and V rows, of which a share α is touched by one worker, each
 worker sends on average:
 
-==========  ==============================================================================
-allreduce   2 (N-1)/N b                             ring AllReduce
-owner       2 (N-1)/N b                             gradient to its owners, new values back
-rows        2 (N-1)/N αb  +  4 (N-1)/N αV           rows and row gradients; ids of 4 bytes
-allgather   (N-1) αb  +  8 (N-1) αV                 row gradients to all; ids of 8 bytes
-==========  ==============================================================================
+===============  ==============================================================================
+allreduce        2 (N-1)/N b                         ring AllReduce
+owner            2 (N-1)/N b                         gradient to its owners, new values back
+rows             2 (N-1)/N αb  +  4 (N-1)/N αV       rows and row gradients; ids of 4 bytes
+allgather        (N-1) αb  +  8 (N-1) αV             row gradients to all; ids of 8 bytes
+bags, one owner  2 (N-1)/N Br  +  4 (N-1)/N (n + B)  bags and their gradients; ids, bag sizes
+bags, dealt out  2 (N-1) Br  +  4 (N-1) (n/N + B)    parts of each bag from every owner
+===============  ==============================================================================
 
-The paper counts a server's own part as transferred as well (2b, 2αb); here it stays local.
+with n ids in B bags a worker and step, and r bytes in a row. The paper counts a server's own part
+as transferred as well (2b, 2αb); here it stays local.
 """
 
 from __future__ import annotations
@@ -34,4 +37,10 @@ def bytes_per_step(variable: Variable, choice: VariableStrategy, workers: int) -
         return share * (2 * alpha * variable.bytes + 4 * touched)
     if choice.synchronizer == "allgather":
         return others * (alpha * variable.bytes + 8 * touched)
+    if choice.synchronizer == "bags":
+        ids, bags = variable.ids_per_step, variable.bags_per_step
+        row = variable.bytes / max(variable.rows, 1)
+        if choice.partition == "whole":
+            return share * (2 * bags * row + 4 * (ids + bags))
+        return others * (2 * bags * row + 4 * (ids / workers + bags))
     return 0.0

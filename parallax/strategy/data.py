@@ -13,7 +13,11 @@ from parallax.graph.variables import Variable
 
 SCHEMA_VERSION = 1
 
-SynchronizerName = Literal["allreduce", "allgather", "rows", "owner", "none"]
+SynchronizerName = Literal["allreduce", "allgather", "rows", "bags", "owner", "none"]
+SHARDED: tuple[SynchronizerName, ...] = ("rows", "bags", "owner")
+"""Synchronisers by which a worker updates its rows of a variable only."""
+BY_ROWS: tuple[SynchronizerName, ...] = ("rows", "bags", "allgather")
+"""Synchronisers that need a sparse variable."""
 PartitionName = Literal["whole", "cyclic", "block"]
 
 
@@ -23,6 +27,7 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Args:
         synchronizer: ``allreduce`` (dense gradient summed by all), ``allgather`` (rows of a sparse
             gradient gathered by all), ``rows`` (row servers: pull and push of touched rows),
+            ``bags`` (as rows, but owners sum the rows of a bag before they travel),
             ``owner`` (owners pull-push dense values), ``none`` (it receives no gradient).
         partition: ``whole`` (one owner), ``cyclic`` (row i on owner i mod n), ``block``
             (consecutive rows).

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
-from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
+from parallax.strategy.data import BY_ROWS, SHARDED, Strategy, VariableStrategy, fingerprint
 
 
 def verify(strategy: Strategy, variables: Sequence[Variable], workers: int) -> None:
@@ -37,21 +37,31 @@ def _check(choice: VariableStrategy, variable: Variable, workers: int) -> list[s
         problems.append(f"owners {choice.owners} are not all among {workers} workers")
     if len(set(choice.owners)) != len(choice.owners):
         problems.append("an owner is named twice")
-    if choice.synchronizer in ("rows", "allgather") and not variable.sparse:
+    if choice.synchronizer in BY_ROWS and not variable.sparse:
         problems.append(f"{choice.synchronizer} is for sparse variables")
+    if choice.synchronizer == "bags" and not variable.bags:
+        problems.append("bags is for variables that are read in bags only")
     if choice.synchronizer == "allreduce" and variable.lazy:
         problems.append("allreduce cannot sum sparse gradients (sparse=True)")
-    if choice.synchronizer in ("rows", "owner"):
+    if choice.synchronizer in SHARDED:
         if variable.shard_obstacle:
             problems.append(f"its update cannot be sharded: {variable.shard_obstacle}")
         if not choice.owners:
             problems.append("it has no owner")
     elif choice.owners:
         problems.append(f"{choice.synchronizer} has no owners")
-    if choice.synchronizer == "rows" and (
-        choice.partition != "cyclic" or choice.owners != tuple(range(workers))
-    ):
+    if choice.synchronizer == "rows" and not _deals(choice, workers, whole=False):
         problems.append("row servers need partition 'cyclic' over all workers in order")
+    if choice.synchronizer == "bags" and not _deals(choice, workers):
+        problems.append(
+            "bags need partition 'cyclic' over all workers in order, or 'whole' with one owner"
+        )
     if choice.synchronizer == "none" and variable.trainable:
         problems.append("it receives a gradient but is not synchronised")
     return problems
+
+
+def _deals(choice: VariableStrategy, workers: int, whole: bool = True) -> bool:
+    if choice.partition == "cyclic":
+        return choice.owners == tuple(range(workers))
+    return whole and choice.partition == "whole" and len(choice.owners) == 1

@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from parallax.graph.compute import split_by_compute
+from parallax.graph.compute import WORTH_A_MESSAGE, split_by_compute
 from parallax.graph.lookups import (
     Lookup,
     gradient_ids,
-    padding_id,
     resize_zeros,
     row_gradient,
     set_gradient_ids,
     with_rows,
 )
-from parallax.graph.stages import is_write
 from parallax.graph.variables import is_empty, origin
 from parallax.ops.resources import (
     RowsSpec,
-    TableSpec,
     pull_rows,
     pulled_rows,
     push_rows,
     receive_rows,
     unique_rows,
 )
-from parallax.rewrite.blocks import can_update_in_blocks
 from parallax.rewrite.context import Rewriting
-from parallax.rewrite.touched_rows import can_touch_only_rows
+from parallax.rewrite.early import known_early
+from parallax.rewrite.synchronizers.sparse import hand_over, table_spec, updates_touched_rows
 
 aten: Any = torch.ops.aten
-
-# Operations that take about as long as one more message costs, some milliseconds on a CPU core.
-WORTH_A_MESSAGE = 50_000_000
 
 
 @dataclass
@@ -88,22 +81,22 @@ def _groups(work: Rewriting) -> list[_Group]:
 def _fetch(work: Rewriting, group: _Group) -> None:
     group.tables = list(dict.fromkeys(lookup.variable for lookup in group.lookups))
     if group.sharded:
-        gradients = work.analysis.gradients
-        group.touched = {
-            name
-            for name in group.tables
-            if can_touch_only_rows(work, name, gradients[name])
-            or can_update_in_blocks(work, name, gradients[name])
-        }
+        group.touched = {name for name in group.tables if updates_touched_rows(work, name)}
     group.resource = work.resource(
-        RowsSpec(tuple(_table(work, name, group) for name in group.tables), group.sharded),
+        RowsSpec(
+            tuple(
+                table_spec(work, name, group.lookups, name in group.touched)
+                for name in group.tables
+            ),
+            group.sharded,
+        ),
         "rows",
     )
     ids: list[list[Node]] = [
         list(dict.fromkeys(lk.ids for lk in group.lookups if lk.variable == name))
         for name in group.tables
     ]
-    start = _earliest(work, [node for nodes in ids for node in nodes], group.lookups[0].node)
+    start = known_early(work, [node for nodes in ids for node in nodes], group.lookups[0].node)
     with work.graph.inserting_before(start):
         if group.sharded:
             shards = [work.step.placeholder(name) for name in group.tables]
@@ -120,49 +113,6 @@ def _fetch(work: Rewriting, group: _Group) -> None:
         group.handle = work.item(fetched, index)
     if group.sharded:
         _read_pulled(work, group)
-
-
-def _earliest(work: Rewriting, ids: list[Node], first: Node) -> Node:
-    """Compute ``ids`` early, so that their rows travel while the model computes.
-
-    Returns:
-        The node in front of which they are known: the first lookup, or the first operation of
-        weight if they do not depend on it.
-    """
-    order = work.order()
-    needed: set[Node] = set()
-    queue = list(ids)
-    while queue:
-        node = queue.pop()
-        if node.op != "placeholder" and node not in needed:
-            needed.add(node)
-            queue += node.all_input_nodes
-    heavy = next((node for node in order if node in work.operations), first)
-    between = [node for node in order if order[heavy] <= order[node] < order[first]]
-    if between and not any(
-        _changes_ids(node) or (node in needed and (node in work.operations or _must_stay(node)))
-        for node in between
-    ):
-        first = heavy
-    hoist(work, ids, first)
-    return first
-
-
-def _must_stay(node: Node) -> bool:
-    """Whether it matters what runs before a node: random numbers, changes in place, exchanges."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return True
-    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
-
-
-def _changes_ids(node: Node) -> bool:
-    """Whether a node writes to integers, which could be ids."""
-    return is_write(node) and any(
-        isinstance(value := source.meta.get("val"), torch.Tensor)
-        and not value.dtype.is_floating_point
-        for source in node.all_input_nodes[:1]
-    )
 
 
 def _messages(work: Rewriting, group: _Group) -> list[list[int]]:
@@ -190,40 +140,6 @@ def _read_pulled(work: Rewriting, group: _Group) -> None:
                 rows[name] = work.call(pulled_rows, group.resource, group.handle, table)
         positions = group.positions[name, lookup.ids]
         lookup.node.args = with_rows(lookup, rows[name], positions)
-
-
-def _table(work: Rewriting, name: str, group: _Group) -> TableSpec:
-    variable = work.analysis.variables[name]
-    terms = [term for rows in work.analysis.row_gradients(name) for term in rows.terms]
-    paddings = {padding_id(term) for term in terms}
-    return TableSpec(
-        name=name,
-        rows=variable.rows,
-        row_shape=variable.shape[1:],
-        dtype=variable.dtype,
-        average=work.strategy.variables[name].average,
-        lazy=variable.lazy,
-        padding=next(iter(paddings)) if paddings else None,
-        wraps=any(
-            lk.node.target is aten.index.Tensor for lk in group.lookups if lk.variable == name
-        ),
-        touched=name in group.touched,
-    )
-
-
-def hoist(work: Rewriting, nodes: Sequence[Node], before: Node) -> None:
-    """Move what ``nodes`` are computed from in front of ``before``, in its present order."""
-    order = work.order()
-    limit = order[before]
-    late: set[Node] = set()
-    queue = list(nodes)
-    while queue:
-        node = queue.pop()
-        if node.op != "placeholder" and order[node] > limit and node not in late:
-            late.add(node)
-            queue += node.all_input_nodes
-    for node in sorted(late, key=order.__getitem__):
-        before.prepend(node)
 
 
 def _group_of(work: Rewriting, groups: list[_Group], mark: Node) -> int | None:
@@ -254,17 +170,7 @@ def _push(work: Rewriting, group: _Group, marks: list[Node], first_use: Node) ->
     with work.graph.inserting_before(first_use):
         received = work.call(receive_rows, group.resource, pending)
         for index, mark in enumerate(marks):
-            value = work.item(received, index)
-            name = str(mark.args[1])
-            if name in group.touched:
-                ids = work.item(value, 0)
-                value = work.item(value, 1)
-                narrow = can_touch_only_rows(work, name, [mark])
-                (work.touched if narrow else work.blocked)[name] = (ids, value)
-                component = work.analysis.components[name]
-                component.members[value] = None
-            value.meta.update(mark.meta)
-            mark.replace_all_uses_with(value)
+            hand_over(work, mark, work.item(received, index), str(mark.args[1]) in group.touched)
     for mark in marks:
         work.graph.erase_node(mark)
 

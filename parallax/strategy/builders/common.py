@@ -42,6 +42,17 @@ def rows(variable: Variable, workers: int, config: Config) -> VariableStrategy:
     )
 
 
+def bags(variable: Variable, owner: int | None, workers: int, config: Config) -> VariableStrategy:
+    """Sums of bags travel: from one owner, or with None from all, each of which has some rows."""
+    return VariableStrategy(
+        "bags",
+        partition="cyclic" if owner is None else "whole",
+        owners=tuple(range(workers)) if owner is None else (owner,),
+        average=config.average_sparse,
+        why=f"sparse: {variable.bags_per_step:.0f} bags of {variable.ids_per_step:.0f} rows",
+    )
+
+
 def sparse(variable: Variable, workers: int, config: Config) -> VariableStrategy:
     """Row servers, or replication with the reason when the update cannot be sharded."""
     if variable.shard_obstacle:

@@ -1,0 +1,129 @@
+"""Sparse variables that are read in bags: owners sum the rows of a bag before they travel."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.compute import WORTH_A_MESSAGE, split_by_compute
+from parallax.graph.lookups import Lookup, bag_of
+from parallax.ops.resources import (
+    BagFeature,
+    BagsSpec,
+    pull_bags,
+    pulled_bags,
+    push_bags,
+    receive_bags,
+)
+from parallax.rewrite.context import Rewriting
+from parallax.rewrite.early import known_early
+from parallax.rewrite.synchronizers.sparse import hand_over, table_spec, updates_touched_rows
+
+aten: Any = torch.ops.aten
+
+
+@dataclass
+class _Group:
+    """Lookups of one stage, exchanged together."""
+
+    lookups: list[Lookup] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
+    touched: set[str] = field(default_factory=set)
+    resource: Node | None = None
+    handle: Node | None = None
+
+    def feature(self, output: Node | None) -> int:
+        """The lookup, by its number, of which ``output`` is one."""
+        return next(i for i, lookup in enumerate(self.lookups) if lookup.node is output)
+
+
+def synchronize_bags(work: Rewriting) -> None:
+    """Replace bags by sums that owners make, and their gradients by a push to the owners."""
+    groups: dict[Any, _Group] = {}
+    order = work.order()
+    found = [lk for name in work.names_with("bags") for lk in work.analysis.lookups[name]]
+    for lookup in sorted(found, key=lambda item: order[item.node]):
+        groups.setdefault(work.analysis.stages[lookup.node], _Group()).lookups.append(lookup)
+    for group in groups.values():
+        _fetch(work, group)
+    for phase in work.phases:
+        for group in groups.values():
+            marks = [mark for mark in phase.marks if _belongs(work, group, mark)]
+            for part in split_by_compute(marks, work.order(), work.operations, WORTH_A_MESSAGE):
+                _push(work, group, part, phase.first_use)
+    for lookup in found:
+        _erase_with_gradients(work, lookup.node)
+
+
+def _fetch(work: Rewriting, group: _Group) -> None:
+    group.tables = list(dict.fromkeys(lookup.variable for lookup in group.lookups))
+    group.touched = {name for name in group.tables if updates_touched_rows(work, name)}
+    tables = tuple(
+        table_spec(work, name, group.lookups, name in group.touched) for name in group.tables
+    )
+    features = tuple(
+        BagFeature(
+            table=group.tables.index(lookup.variable),
+            mean=len(lookup.node.args) > 4 and bool(lookup.node.args[4] == 1),
+            last_offset=bool(len(lookup.node.args) > 7 and lookup.node.args[7]),
+        )
+        for lookup in group.lookups
+    )
+    group.resource = work.resource(BagsSpec(tables, features), "bags")
+    inputs = [node for lookup in group.lookups for node in lookup.node.args[1:3]]
+    assert all(isinstance(node, Node) for node in inputs)
+    first = group.lookups[0].node
+    start = known_early(work, inputs, first)  # type: ignore[arg-type]
+    with work.graph.inserting_before(start):
+        pairs = [list(lookup.node.args[1:3]) for lookup in group.lookups]
+        shards = [work.step.placeholder(name) for name in group.tables]
+        group.handle = work.call(pull_bags, group.resource, pairs, shards)
+    with work.graph.inserting_before(first):
+        pulled = work.call(pulled_bags, group.resource, group.handle)
+        for index, lookup in enumerate(group.lookups):
+            sums = work.item(pulled, index)
+            for user in list(lookup.node.users):
+                if user.target is operator.getitem and user.args[1] == 0:
+                    sums.meta.update(user.meta)
+                    user.replace_all_uses_with(sums)
+
+
+def _erase_with_gradients(work: Rewriting, node: Node) -> None:
+    """Erase what is left of a lookup: nothing but its gradient still reads it."""
+    for user in list(node.users):
+        _erase_with_gradients(work, user)
+    work.graph.erase_node(node)
+
+
+def _terms(work: Rewriting, mark: Node) -> tuple[Node, ...]:
+    """The gradients of bags that make up a gradient of the whole table."""
+    name = str(mark.args[1])
+    index = work.analysis.gradients[name].index(mark)
+    return work.analysis.row_gradients(name)[index].terms
+
+
+def _belongs(work: Rewriting, group: _Group, mark: Node) -> bool:
+    return str(mark.args[1]) in work.names_with("bags") and any(
+        lookup.node is bag_of(_terms(work, mark)[0]) for lookup in group.lookups
+    )
+
+
+def _push(work: Rewriting, group: _Group, marks: list[Node], first_use: Node) -> None:
+    terms = [(mark, term) for mark in marks for term in _terms(work, mark)]
+    features = [group.feature(bag_of(term)) for _, term in terms]
+    order = work.order()
+    last = max(marks, key=order.__getitem__)
+    with work.graph.inserting_before(last):
+        gradients = [term.args[0] for _, term in terms]
+        pending = work.call(push_bags, group.resource, group.handle, features, gradients)
+    tables = [group.tables.index(str(mark.args[1])) for mark in marks]
+    with work.graph.inserting_before(first_use):
+        received = work.call(receive_bags, group.resource, pending, tables)
+        for index, mark in enumerate(marks):
+            hand_over(work, mark, work.item(received, index), str(mark.args[1]) in group.touched)
+    for mark in marks:
+        work.graph.erase_node(mark)

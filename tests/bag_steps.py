@@ -1,0 +1,217 @@
+"""Tables that are read in bags, with every way to synchronise them, on the workers of the pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from parallax.config import Config
+from parallax.errors import ParallaxError
+from parallax.graph.discovery import discover
+from parallax.graph.variables import Variable
+from parallax.runtime.comm import World
+from parallax.runtime.runner import Runner
+from parallax.strategy.builders import BUILDERS, common
+from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
+
+LOCAL_BATCH, WIDTH, STEPS = 3, 4, 6
+ROWS = {"a": 13, "b": 7, "c": 2}
+Batch = dict[str, Any]
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "adam": lambda p: torch.optim.Adam(p, 0.05, weight_decay=0.01),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+    "momentum": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9),
+}
+
+
+class Net(nn.Module):
+    """Bags of two dimensions, bags by offsets, means, and a table that is read twice."""
+
+    def __init__(self, lazy: bool) -> None:
+        super().__init__()
+        self.a = nn.EmbeddingBag(ROWS["a"], WIDTH, mode="sum", sparse=lazy)
+        self.b = nn.EmbeddingBag(
+            ROWS["b"], WIDTH, mode="mean", sparse=lazy, include_last_offset=True
+        )
+        self.c = nn.EmbeddingBag(ROWS["c"], WIDTH, mode="sum", sparse=lazy)
+        self.out = nn.Linear(WIDTH, 1)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        x = self.a(batch["a"]) * self.b(batch["b"], batch["b_offsets"])
+        x = x + self.a(batch["again"], batch["again_offsets"]).sin() + self.c(batch["c"])
+        result: torch.Tensor = self.out(torch.tanh(x)).square().mean()
+        return result
+
+
+def build(optimizer: str, clip: bool) -> tuple[Net, Callable[[Batch], torch.Tensor]]:
+    torch.manual_seed(11)
+    lazy = optimizer == "lazy"
+    net = Net(lazy).double()
+    tables = [p for n, p in net.named_parameters() if not n.startswith("out")]
+    optimizers = [
+        OPTIMIZERS["sgd" if lazy else optimizer](tables),
+        torch.optim.Adam(net.out.parameters(), 0.05),
+    ]
+
+    def step(batch: Batch) -> torch.Tensor:
+        for one in optimizers:
+            one.zero_grad()
+        loss = net(batch)
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+        for one in optimizers:
+            one.step()
+        return loss
+
+    return net, step
+
+
+def batches(workers: int) -> list[list[Batch]]:
+    """For each step every worker's batch; bags by offsets have zero to three rows."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(table: str, *shape: int) -> torch.Tensor:
+        return torch.randint(ROWS[table], shape, generator=generator)
+
+    def offsets(last: bool) -> tuple[torch.Tensor, int]:
+        sizes = torch.randint(4, (LOCAL_BATCH,), generator=generator)
+        ends = sizes.cumsum(0)
+        starts = ends - sizes
+        total = int(ends[-1])
+        return (torch.cat([starts, ends[-1:]]) if last else starts), total
+
+    def one() -> Batch:
+        again, count = offsets(False)
+        b, b_count = offsets(True)
+        return {
+            "a": draw("a", LOCAL_BATCH, 2),
+            "again": draw("a", count),
+            "again_offsets": again,
+            "b": draw("b", b_count),
+            "b_offsets": b,
+            "c": draw("c", LOCAL_BATCH, 5),
+        }
+
+    return [[one() for _ in range(workers)] for _ in range(STEPS)]
+
+
+def whole(parts: list[Batch]) -> Batch:
+    """The batch of one device: all workers' bags one after the other."""
+    result: Batch = {name: torch.cat([part[name] for part in parts]) for name in ("a", "c")}
+    for name, last in (("again", False), ("b", True)):
+        result[name] = torch.cat([part[name] for part in parts])
+        pieces, start = [], 0
+        for part in parts:
+            own = part[f"{name}_offsets"] + start
+            pieces.append(own[:-1] if last else own)
+            start += len(part[name])
+        if last:
+            pieces.append(torch.tensor([start]))
+        result[f"{name}_offsets"] = torch.cat(pieces)
+    return result
+
+
+def strategy(kind: str) -> Callable[[Sequence[Variable], int, Config], Strategy]:
+    """A builder that synchronises all tables in one way; "mixed" takes turns."""
+
+    def choose(variable: Variable, index: int, workers: int, config: Config) -> VariableStrategy:
+        assert variable.bags == (not variable.name.startswith("out"))
+        if not variable.bags:
+            return common.allreduce(variable, config)
+        ways = {
+            "whole": common.bags(variable, (index + 1) % workers, workers, config),
+            "dealt": common.bags(variable, None, workers, config),
+            "rows": common.rows(variable, workers, config),
+        }
+        return ways.get(kind) or list(ways.values())[index % 3]
+
+    def built(variables: Sequence[Variable], workers: int, config: Config) -> Strategy:
+        chosen = {v.name: choose(v, i, workers, config) for i, v in enumerate(variables)}
+        return Strategy(fingerprint(variables), workers, chosen)
+
+    return built
+
+
+def train(world: World, kind: str, optimizer: str, clip: bool) -> dict[str, float]:
+    """The largest difference from one device, and bytes sent against the formulas."""
+    data = batches(world.size)
+    alone, one_device = build(optimizer, clip)
+    for parts in data:
+        one_device(whole(parts))
+    _, step = build(optimizer, clip)
+    original = dict(BUILDERS)
+    try:
+        if kind != "hybrid":
+            BUILDERS["HYBRID"] = strategy(kind)
+        runner = Runner(step, discover(step), Config(workers=1, seed=1), world)
+        runner.run(data[0][world.rank])
+        before = {k: v for k, v in runner.traffic.items() if k.startswith("bags")}
+        for parts in data[1:]:
+            runner.run(parts[world.rank])
+        state = runner.state_dict()["net"]
+    finally:
+        BUILDERS.update(original)
+    expected = alone.state_dict()
+    sent = sum(
+        v - before[k] for k, v in runner.traffic.items() if k in before and "counts" not in k
+    )
+    rows = [row for row in runner.plan.rows if row.choice.synchronizer == "bags"]
+    return {
+        "difference": max(float((state[n] - p).abs().max()) for n, p in expected.items()),
+        "sent": sent / (STEPS - 1),
+        "formula": sum(row.bytes_per_step for row in rows),
+        "tables": len(rows),
+    }
+
+
+def bad_id(world: World) -> str:
+    """What worker 1's id out of range makes every worker say."""
+    _, step = build("sgd", False)
+    original = dict(BUILDERS)
+    try:
+        BUILDERS["HYBRID"] = strategy("whole")
+        runner = Runner(step, discover(step), Config(workers=1, seed=1), world)
+        data = batches(world.size)
+        runner.run(data[0][world.rank])
+        wrong = data[1][world.rank]
+        if world.rank == 1:
+            wrong["a"][0, 1] = ROWS["a"]
+        try:
+            runner.run(wrong)
+        except ParallaxError as error:
+            return f"{type(error).__name__}: {error}"
+    finally:
+        BUILDERS.update(original)
+    return ""
+
+
+def placement(world: World) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """How HYBRID places a large table and several small ones, some of large bags."""
+    torch.manual_seed(0)
+    sizes = {"huge": 4000, "one": 300, "two": 280, "three": 260, "flat": 500}
+    tables = nn.ModuleDict({n: nn.EmbeddingBag(r, 16, mode="sum") for n, r in sizes.items()})
+    optimizer = torch.optim.SGD(tables.parameters(), 0.1)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = torch.zeros(())
+        for name, table in tables.items():
+            own = ids[:, :1] if name == "flat" else ids
+            loss = loss + table(own % sizes[name]).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    runner = Runner(step, discover(step), Config(workers=1, seed=1), world)
+    generator = torch.Generator().manual_seed(world.rank)
+    runner.run(torch.randint(4000, (32, 20), generator=generator))
+    return {
+        row.variable.name.split(".")[0]: (row.choice.synchronizer, row.choice.owners)
+        for row in runner.plan.rows
+    }

@@ -1,0 +1,45 @@
+"""Bags: owners sum rows before they travel; the numbers are those of one device."""
+
+from __future__ import annotations
+
+import bag_steps
+import pytest
+from pool import Pool
+
+
+@pytest.mark.parametrize("optimizer", [*bag_steps.OPTIMIZERS, "lazy"])
+@pytest.mark.parametrize("kind", ["whole", "dealt", "rows", "mixed", "hybrid"])
+def test_bags_give_the_numbers_of_one_device(pool: Pool, kind: str, optimizer: str) -> None:
+    for size in (2, 3, 4):
+        clip = optimizer in ("adam", "sgd") and size > 2
+        for found in pool.run(size, bag_steps.train, kind, optimizer, clip):
+            assert found["difference"] <= 1e-10, (size, found)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["whole", "dealt"])
+def test_sent_bytes_equal_the_formula(pool: Pool, kind: str, size: int) -> None:
+    found = pool.run(size, bag_steps.train, kind, "sgd", False)
+    assert all(item["tables"] == 3 for item in found)
+    sent = sum(item["sent"] for item in found) / size
+    formula = sum(item["formula"] for item in found) / size
+    assert sent == pytest.approx(formula, rel=0.05)
+
+
+def test_an_id_out_of_range_is_named_before_anything_is_updated(pool: Pool) -> None:
+    for text in pool.run(2, bag_steps.bad_id):
+        assert text.startswith("RowIdError: Worker 1 looks up row 13 of table 'a.weight'")
+        assert "which has rows 0 to 12. Nothing was updated in this step." in text
+
+
+def test_hybrid_places_tables_by_what_they_send(pool: Pool) -> None:
+    found = pool.run(4, bag_steps.placement)
+    assert all(other == found[0] for other in found)
+    chosen = found[0]
+    everyone = (0, 1, 2, 3)
+    assert chosen["huge"] == ("bags", everyone)  # larger than any worker's share
+    owners = [chosen[name] for name in ("one", "two", "three")]
+    assert {kind for kind, _ in owners} == {"bags"}
+    assert len({owner for _, owner in owners}) == 3  # balanced
+    assert all(len(owner) == 1 for _, owner in owners)
+    assert chosen["flat"][0] in ("rows", "bags")
