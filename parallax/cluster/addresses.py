@@ -13,6 +13,7 @@ import struct
 from pathlib import Path
 
 __all__ = [
+    "interface_between_hosts",
     "interface_of",
     "interface_towards",
     "interfaces",
@@ -146,3 +147,21 @@ def interface_towards(name: str) -> str | None:
             with contextlib.suppress(OSError):
                 return interface_of(own_address_towards(address))
     return None
+
+
+def interface_between_hosts(chief: str) -> str | None:
+    """The interface through which workers of several hosts reach each other; None if not known.
+
+    Args:
+        chief: where worker 0 is. On its own host the name often stands for a loopback address
+            (Debian's 127.0.1.1), by which gloo would be found by nobody else.
+    """
+    towards = interface_towards(chief)
+    if towards is not None and not all(is_loopback(a) for a in interfaces().get(towards, ())):
+        return towards
+    outside = [
+        name
+        for name, addresses in interfaces().items()
+        if any(not is_loopback(address) for address in addresses)
+    ]
+    return outside[0] if len(outside) == 1 else None

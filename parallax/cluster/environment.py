@@ -19,6 +19,8 @@ PARALLAX_SEED               base of random numbers that our launcher gives to al
 LOCAL_RANK and LOCAL_WORLD_SIZE may be missing only when all workers are certainly on one machine:
 WORLD_SIZE is 1, LOCAL_WORLD_SIZE equals WORLD_SIZE, or MASTER_ADDR is a loopback address. They are
 then RANK and WORLD_SIZE. Anywhere else a guess would put two workers on one device.
+
+Where a scheduler starts the workers, ``schedulers.py`` first puts its variables into these words.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from parallax.cluster.schedulers import scheduled
 from parallax.errors import LaunchError
 
 __all__ = [
@@ -91,13 +94,16 @@ def worker_environment(environ: Mapping[str, str] | None = None) -> WorkerEnviro
         LaunchError: the variables are incomplete, malformed or contradict each other. All problems
             are named at once.
     """
-    variables = os.environ if environ is None else environ
+    given = os.environ if environ is None else environ
+    variables = scheduled(given)
     if not any(name in variables for name in LAUNCHER_VARIABLES):
         return WorkerEnvironment(0, 1, 0, 1, None, None, 0, launched=False)
     reader = _Reader(variables)
     worker = reader.read()
     if reader.problems:
         lines = "".join(f"\n  - {problem}" for problem in reader.problems)
+        if variables.get("RANK") != given.get("RANK"):
+            lines += "\n  (RANK and WORLD_SIZE are what Slurm's or Kubernetes' variables say)"
         raise LaunchError(
             f"The environment does not say which worker this process is:{lines}", hint=_HINT
         )
@@ -130,10 +136,13 @@ def refuse_nested_launch(environ: Mapping[str, str] | None = None) -> None:
         LaunchError: it was; every worker would start workers of its own.
     """
     variables = os.environ if environ is None else environ
+    variables = scheduled(variables)
     found = [f"{name}={variables[name]}" for name in LAUNCHER_VARIABLES if name in variables]
     if not found:
         return
-    launcher = "parallax" if LAUNCHED_VARIABLE in variables else "torchrun or another launcher"
+    launcher = "torchrun or another launcher"
+    if LAUNCHED_VARIABLE in variables:
+        launcher = "parallax"
     raise LaunchError(
         f"This process is already a worker that {launcher} started ({', '.join(found)}) and is"
         " asked to start workers of its own.",

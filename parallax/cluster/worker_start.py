@@ -22,6 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from parallax.cluster.addresses import interface_between_hosts
 from parallax.cluster.environment import LAUNCHED_VARIABLE, WorkerEnvironment
 from parallax.cluster.worker_exec import die_with_parent
 from parallax.config import LOG_LEVEL_VARIABLE
@@ -62,6 +63,7 @@ def prepare_worker_process(env: WorkerEnvironment) -> None:
         )
     if (launcher is not None or _under_torchrun()) and not die_with_parent(launcher):
         _watch_parent()
+    _export(env)
     # An abort in native code says where in the user's program it happened.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         faulthandler.enable()
@@ -69,6 +71,26 @@ def prepare_worker_process(env: WorkerEnvironment) -> None:
     if env.rank == 0:
         for warning in _environment_warnings(os.environ):
             logging.getLogger("parallax").warning(warning)
+
+
+def _export(env: WorkerEnvironment) -> None:
+    """Says in torch's own variables what a scheduler said in others, and which network to use."""
+    known = {
+        "RANK": env.rank,
+        "WORLD_SIZE": env.world_size,
+        "LOCAL_RANK": env.local_rank,
+        "LOCAL_WORLD_SIZE": env.local_world_size,
+        "MASTER_ADDR": env.master_addr,
+        "MASTER_PORT": env.master_port,
+    }
+    for name, value in known.items():
+        if value is not None:
+            os.environ.setdefault(name, str(value))
+    hosts = env.local_world_size < env.world_size and env.master_addr is not None
+    if hosts and "GLOO_SOCKET_IFNAME" not in os.environ:
+        interface = interface_between_hosts(str(env.master_addr))
+        if interface is not None:
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
 
 
 def _rank_was_inherited() -> bool:
