@@ -172,20 +172,22 @@ def _contestant(name: str, trial: Trial, options: Options) -> Contestant:
 
 def _groups(fit: dict[str, Trial], workers: int, memory: float) -> list[list[str]]:
     """Systems that fit into memory together, HYBRID in each group."""
-    # A process without any system, about.
-    empty = min(trial.peak_bytes for trial in fit.values())
-    need = {name: trial.peak_bytes - empty for name, trial in fit.items()}
     groups: list[list[str]] = []
-    room = 0.0
     for name in fit:
         if name == HYBRID:
             continue
-        if not groups or need[name] > room:
+        if not groups or _together(fit, [*groups[-1], name]) * workers > memory:
             groups.append([HYBRID])
-            room = memory / workers - empty - need[HYBRID]
         groups[-1].append(name)
-        room -= need[name]
     return groups
+
+
+def _together(fit: dict[str, Trial], names: Sequence[str]) -> int:
+    """Bytes of a worker that holds all of these while one of them is at its peak."""
+    trials = [fit[name] for name in names]
+    empty = max(trial.empty_bytes for trial in trials)
+    held = sum(trial.held_bytes - trial.empty_bytes for trial in trials)
+    return empty + held + max(trial.peak_bytes - trial.held_bytes for trial in trials)
 
 
 def _available_bytes() -> int:

@@ -93,7 +93,7 @@ def turns(system: str, *seconds: float) -> list[Turn]:
 def test_ratios_are_of_rounds_in_which_both_took_part() -> None:
     played = turns(HYBRID, 1.0, 2.0, 1.0, 1.0) + turns("ddp", 3.0, 6.0)
     played += turns(COMPUTATION, 0.5, 1.0, 0.5, 0.25)
-    trial = Trial([0.5], 1.0, 1, 2, 3.0)
+    trial = Trial([0.5], 1.0, 1, 2, 3, 4.0)
     trials: dict[str, Trial | str] = {HYBRID: trial, "ddp": trial, "fsdp2": "did not end"}
     names = [HYBRID, "ddp", "fsdp2"]
     rows = {row.system: row for row in report.compare(names, trials, [played], [names[:2]])}
@@ -104,11 +104,17 @@ def test_ratios_are_of_rounds_in_which_both_took_part() -> None:
 
 
 def test_systems_share_processes_as_far_as_memory_goes() -> None:
-    peaks = {HYBRID: 3, COMPUTATION: 1, "ddp": 5, "ddp-sparse": 3}
-    fit = {name: Trial([], 1.0, 1, peak, 0.0) for name, peak in peaks.items()}
+    peaks = {HYBRID: 3, COMPUTATION: 2, "ddp": 5, "ddp-sparse": 3}
+    # Each holds one less than its peak, and one of it is the process's own.
+    fit = {name: Trial([], 1.0, 1, peak - 1, peak, 0.0) for name, peak in peaks.items()}
     assert compare._groups(fit, 2, 2 * 100.0) == [list(peaks)]
-    assert compare._groups(fit, 2, 2 * 7.0) == [
+    assert compare._groups(fit, 2, 2 * 6.0) == [
         [HYBRID, COMPUTATION, "ddp"],
+        [HYBRID, "ddp-sparse"],
+    ]
+    assert compare._groups(fit, 2, 2 * 5.0) == [
+        [HYBRID, COMPUTATION],
+        [HYBRID, "ddp"],
         [HYBRID, "ddp-sparse"],
     ]
 

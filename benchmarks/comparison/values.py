@@ -50,14 +50,16 @@ class Trial(msgspec.Struct, frozen=True):
     Args:
         losses: mean over workers, of the first steps.
         seconds: of the last step.
-        own_bytes: largest worker's resident memory once everything is imported.
-        peak_bytes: largest worker's resident memory at its peak.
+        empty_bytes: largest worker's resident memory before there was a model.
+        held_bytes: the same after the steps.
+        peak_bytes: the same at its peak.
         cross_bytes: least bytes per step that each host has to send, see ``limits``.
     """
 
     losses: list[float]
     seconds: float
-    own_bytes: int
+    empty_bytes: int
+    held_bytes: int
     peak_bytes: int
     cross_bytes: float
 

@@ -58,8 +58,8 @@ def main(path: str) -> None:
 def _trial(task: Task, training: Training, data: list[Batch]) -> Trial:
     (contestant,) = task.contestants
     system = SYSTEMS[contestant.name]
+    empty = _largest(_resident_bytes())
     step = system.build(training)
-    own = _largest(_resident_bytes())
     # parallax seeds its workers like this, and sampling inside a step shall be the same for all.
     torch.manual_seed(dist.get_rank())
     losses = []
@@ -71,6 +71,7 @@ def _trial(task: Task, training: Training, data: list[Batch]) -> Trial:
         seconds = time.perf_counter() - begin
         dist.all_reduce(loss)
         losses.append(float(loss) / dist.get_world_size())
+    held = _largest(_resident_bytes())
     # Linux counts in units of 1,024 bytes.
     peak = _largest(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
     cross = 0.0
@@ -78,7 +79,7 @@ def _trial(task: Task, training: Training, data: list[Batch]) -> Trial:
         model = training.model(True)
         hosts, host = _hosts()
         cross = bytes_that_must_cross(training, model, data[0], host, hosts)
-    return Trial(losses, _largest(seconds), int(own), int(peak), cross)
+    return Trial(losses, _largest(seconds), int(empty), int(held), int(peak), cross)
 
 
 def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:

@@ -174,9 +174,9 @@ class _Clicks(nn.Module):
             torch.cat([wanted.flatten() for wanted in ids]),
             lengths=torch.tensor([wanted.shape[1] for wanted in ids]).repeat_interleave(batch),
         )
-        bags = self.tables(asked).values().view(batch, len(ids), -1)
+        bags = self.tables(asked)  # in the order of their owners
         dense = F.relu(self.bottom(numbers))
-        vectors = torch.cat([dense[:, None], bags], 1)
+        vectors = torch.stack([dense, *(bags[name] for name in self.names)], 1)
         products = (vectors @ vectors.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
         return self.top(torch.cat([dense, products], 1)).squeeze(1)
 
