@@ -18,9 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallax.runtime.comm import world_of
+from parallax.runtime.comm import World, on_hosts, world_of
 
 SIZE = 4
+HOSTS = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1))
+"""By worker its host, for worlds that take the four workers to be on several."""
 DEADLINE = 240.0
 
 
@@ -37,7 +39,10 @@ def _serve(rank: int, port: int, pipe: Connection) -> None:
     os.environ["PARALLAX_LOG_LEVEL"] = "ERROR"
     store = dist.TCPStore("127.0.0.1", port, None, False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
-    worlds = {n: world_of(list(range(n)), torch.device("cpu")) for n in range(1, SIZE + 1)}
+    cpu = torch.device("cpu")
+    worlds: dict[Any, World] = {n: world_of(list(range(n)), cpu) for n in range(1, SIZE + 1)}
+    for hosts in HOSTS:
+        worlds[hosts] = on_hosts(world_of(list(range(SIZE)), cpu), hosts)
     while True:
         try:
             order = pipe.recv()
@@ -73,17 +78,22 @@ class Pool:
             self._pipes.append(here)
             self._processes.append(process)
 
-    def run(self, size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def run(
+        self, size: int | tuple[int, ...], function: Callable[..., Any], *args: Any
+    ) -> list[Any]:
         """Call ``function(world, *args)`` on ``size`` workers; their results in worker order.
+
+        Instead of a number, ``size`` may be one of ``HOSTS``.
 
         Raises:
             WorkerFailure: any of them raised.
         """
-        for pipe in self._pipes[:size]:
+        number = size if isinstance(size, int) else len(size)
+        for pipe in self._pipes[:number]:
             pipe.send((size, function.__module__, function.__name__, args))
         results: dict[int, Any] = {}
         errors: dict[int, tuple[str, str, str]] = {}
-        open_pipes = {pipe: rank for rank, pipe in enumerate(self._pipes[:size])}
+        open_pipes = {pipe: rank for rank, pipe in enumerate(self._pipes[:number])}
         limit = DEADLINE
         while open_pipes:
             ready = wait(list(open_pipes), timeout=limit)
@@ -104,7 +114,7 @@ class Pool:
                 self.close()
                 self._start()
             raise WorkerFailure({**missing, **errors})
-        return [results[rank] for rank in range(size)]
+        return [results[rank] for rank in range(number)]
 
     def close(self) -> None:
         """Stop all processes."""

@@ -81,3 +81,16 @@ def on_the_wire(world: World, run_option: str) -> dict[str, float]:
     seen, sent = loopback_bytes() - seen, sum(runner.traffic.values()) - sent
     world.barrier("end")
     return {"seen": seen / STEPS, "sent": sent / STEPS}
+
+
+def across_hosts(world: World) -> dict[str, Any]:
+    """Bytes of rows per step that this worker sent to other hosts, and what it looked up."""
+    runner, batch = runner_for(world, "HYBRID", False)
+    runner.run(batch())
+    kinds = ("rows: pull", "rows: push", "rows: ids")
+    before = {kind: world.traffic.across[kind] for kind in kinds}
+    ids = [batch() for _ in range(STEPS)]
+    for one in ids:
+        runner.run(one)
+    sent = sum(world.traffic.across[kind] - before[kind] for kind in kinds) / STEPS
+    return {"sent": sent, "ids": [one.tolist() for one in ids]}

@@ -11,11 +11,14 @@ import atexit
 import contextlib
 import hashlib
 import math
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,9 +37,27 @@ class Traffic:
     """Bytes this worker sent to others, by what they were for."""
 
     sent: Counter[str] = field(default_factory=Counter)
+    across: Counter[str] = field(default_factory=Counter)
+    """Those of them that went to another host."""
 
-    def add(self, purpose: str, count: float) -> None:
+    def add(self, purpose: str, count: float, across: float) -> None:
         self.sent[purpose] += round(count)
+        self.across[purpose] += round(across)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Workers that communicate among themselves.
+
+    Args:
+        handle: the process group.
+        ranks: the workers, by their place in it.
+        place: this worker's place.
+    """
+
+    handle: Any
+    ranks: tuple[int, ...]
+    place: int
 
 
 class Pending:
@@ -96,11 +117,21 @@ class World:
         size: int,
         device: torch.device,
         store: Any = None,
-        groups: dict[str, Any] | None = None,
+        groups: dict[str, Group] | None = None,
+        hosts: Sequence[int] = (),
     ) -> None:
+        """
+        Args:
+            rank, size: which worker this is, of how many.
+            device: where its buffers are.
+            store: for texts.
+            groups: by what they are for.
+            hosts: by worker, the number of its host; all on one if empty.
+        """
         self.rank = rank
         self.size = size
         self.device = device
+        self.hosts = tuple(hosts) or (0,) * size
         self.traffic = Traffic()
         self._store = store
         self._groups = groups or {}
@@ -113,13 +144,29 @@ class World:
         with contextlib.suppress(Exception):
             self._store.set(f"parallax/ended/{self.rank}", "")
 
+    # -- Hosts ------------------------------------------------------------------------------
+
+    @property
+    def two_levels(self) -> bool:
+        """Whether there are several hosts with equally many workers, and more than one on each."""
+        return "host" in self._groups
+
+    def group(self, name: str) -> Group:
+        """The workers of this host ("host"), those with the same place on each ("rail"), ..."""
+        return self._groups[name]
+
     # -- Collectives ----------------------------------------------------------------------
 
-    def all_reduce(self, buffer: torch.Tensor, purpose: str) -> Pending:
-        """Sum ``buffer`` over all workers in place: ring, 2(N-1)/N of its bytes sent."""
+    def all_reduce(self, buffer: torch.Tensor, purpose: str, group: str = "dense") -> Pending:
+        """Sum ``buffer`` over a group in place: ring, 2(n-1)/n of its bytes sent."""
         _check(buffer)
-        self.traffic.add(purpose, 2 * (self.size - 1) / self.size * _bytes(buffer))
-        work = dist.all_reduce(buffer, group=self._groups["dense"], async_op=True)
+        among = self._groups[group]
+        size = len(among.ranks)
+        count = 2 * (size - 1) / size * _bytes(buffer)
+        following = among.ranks[(among.place + 1) % size]
+        across = count if self.hosts[following] != self.hosts[self.rank] else 0
+        self.traffic.add(purpose, count, across)
+        work = dist.all_reduce(buffer, group=among.handle, async_op=True)
         return Pending(work, "the sum of gradients", self)
 
     def all_to_all(
@@ -131,18 +178,25 @@ class World:
         purpose: str,
         group: str = "rows",
     ) -> Pending:
-        """Send ``sent_counts[w]`` leading elements (or rows) to each worker ``w``."""
+        """Send ``sent_counts[i]`` leading elements (or rows) to worker ``i`` of a group."""
         _check(received)
         _check(sent)
-        row = math.prod(sent.shape[1:])
-        others = sum(sent_counts) - sent_counts[self.rank]
-        self.traffic.add(purpose, others * row * sent.element_size())
+        among = self._groups[group]
+        row = math.prod(sent.shape[1:]) * sent.element_size()
+        others = sum(sent_counts) - sent_counts[among.place]
+        own = self.hosts[self.rank]
+        across = sum(
+            count
+            for rank, count in zip(among.ranks, sent_counts, strict=True)
+            if self.hosts[rank] != own
+        )
+        self.traffic.add(purpose, others * row, across * row)
         work = dist.all_to_all_single(
             received,
             sent,
             list(received_counts),
             list(sent_counts),
-            group=self._groups[group],
+            group=among.handle,
             async_op=True,
         )
         return Pending(work, f"an exchange ({purpose})", self)
@@ -159,8 +213,11 @@ class World:
         """Overwrite ``buffer`` by the one of worker ``source``."""
         _check(buffer)
         if self.rank == source:
-            self.traffic.add(purpose, (self.size - 1) * _bytes(buffer))
-        work = dist.broadcast(buffer, group_src=source, group=self._groups["rows"], async_op=True)
+            remote = sum(host != self.hosts[source] for host in self.hosts)
+            count = _bytes(buffer)
+            self.traffic.add(purpose, (self.size - 1) * count, remote * count)
+        handle = self._groups["rows"].handle
+        work = dist.broadcast(buffer, group_src=source, group=handle, async_op=True)
         Pending(work, f"values of worker {source}", self).wait()
 
     # -- Texts ----------------------------------------------------------------------------
@@ -279,22 +336,68 @@ def connect(rank: int, size: int, device: torch.device, generation: int = 0) -> 
             f"{dist.get_world_size()}, the environment says {rank} of {size}.",
             hint="let parallax initialise it, or initialise it from the environment.",
         )
-    return world_of(list(range(size)), device, generation)
+    world = world_of(list(range(size)), device, generation)
+    names = world.texts("host", _host_name())
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return on_hosts(world, [numbers[name] for name in names])
+
+
+def _host_name() -> str:
+    """The same text in all processes of a host: of its kernel and of its network."""
+    parts = [socket.gethostname()]
+    for source in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"):
+        with contextlib.suppress(OSError):
+            parts.append(
+                os.readlink(source) if "/ns/" in source else Path(source).read_text().strip()
+            )
+    return "\n".join(parts)
 
 
 def world_of(ranks: list[int], device: torch.device, generation: int = 0) -> World:
     """The world of some workers of the default process group, all of which must call this."""
     rank, size = dist.get_rank(), len(ranks)
-    groups = {name: dist.new_group(ranks, timeout=TIMEOUT) for name in ("dense", "rows")}
-    for group in groups.values():
-        keep_undestroyed(group)
+    handles = {name: dist.new_group(ranks, timeout=TIMEOUT) for name in ("dense", "rows")}
+    for handle in handles.values():
+        keep_undestroyed(handle)
     if size == 1 or rank not in ranks:
         return single(device)
     name = "-".join(map(str, ranks))
     base = dist.distributed_c10d._get_default_store()
     prefix = f"parallax/{generation}/{_instance(name)}/{name}"
     store = dist.distributed_c10d.PrefixStore(prefix, base)
-    return World(ranks.index(rank), size, device, store, groups)
+    place = ranks.index(rank)
+    groups = {name: Group(handle, tuple(range(size)), place) for name, handle in handles.items()}
+    return World(place, size, device, store, groups)
+
+
+def on_hosts(world: World, hosts: Sequence[int]) -> World:
+    """The same world when it is known which host each worker is on; all workers must call this.
+
+    With several hosts of equally many workers, more than one each, it has groups for the workers
+    of this host and for those with the same place on every host.
+    """
+    world.hosts = tuple(hosts)
+    members: dict[int, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        members.setdefault(host, []).append(rank)
+    sizes = {len(ranks) for ranks in members.values()}
+    if len(members) == 1 or sizes == {1} or len(sizes) > 1:
+        return world
+    among = dist.get_process_group_ranks(world.group("rows").handle)
+    wanted = {
+        "host": list(members.values()),
+        "rail": [list(ranks) for ranks in zip(*members.values(), strict=True)],
+    }
+    for name, parts in wanted.items():
+        for kind in ("rows", "dense"):
+            for ranks in parts:
+                handle = dist.new_group([among[rank] for rank in ranks], timeout=TIMEOUT)
+                keep_undestroyed(handle)
+                if world.rank in ranks:
+                    key = name if kind == "rows" else f"{name} {kind}"
+                    place = ranks.index(world.rank)
+                    world._groups[key] = Group(handle, tuple(ranks), place)
+    return world
 
 
 _instances: Counter[str] = Counter()

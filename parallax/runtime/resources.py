@@ -19,6 +19,7 @@ from parallax.runtime.control import StepControl
 from parallax.runtime.dense import Buckets, Combiner, ValuePull
 from parallax.runtime.row_ids import RowIdCheck
 from parallax.runtime.rows import RowExchange
+from parallax.runtime.rows_by_host import HostRowExchange
 
 
 class ResourcePool:
@@ -38,7 +39,9 @@ class ResourcePool:
 
     def _make(self, spec: ResourceSpec) -> Any:
         if isinstance(spec, RowsSpec):
-            return RowExchange(spec, self._world, self._control)
+            by_host = spec.sharded and self._world.two_levels
+            kind = HostRowExchange if by_host else RowExchange
+            return kind(spec, self._world, self._control)
         if isinstance(spec, BagsSpec):
             return BagExchange(spec, self._world, self._control)
         if isinstance(spec, BucketsSpec):

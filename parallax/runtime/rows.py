@@ -35,12 +35,12 @@ class Requested:
     """served[w][t]: rows of table t that worker w needs from this worker."""
     padding: list[int | None]
     """Per table, where its padding row is among the unique rows, if it is there."""
-    pulls: dict[int, _Rows] = field(default_factory=dict)
+    pulls: dict[int, Rows] = field(default_factory=dict)
     """Per table, the message that brings its rows."""
 
 
 @dataclass
-class _Rows:
+class Rows:
     """Rows of some tables under way."""
 
     tables: list[int]
@@ -75,6 +75,9 @@ class RowExchange:
         self.control = control
         self.touched = [0.0] * len(spec.tables)
         self.steps = 0
+        self.places: torch.Tensor | None = None
+        """By owner, where its rows are in the order of a request; None for the owners' order."""
+        self.id_dtype = torch.int32 if max(t.rows for t in spec.tables) < 2**31 else torch.int64
 
     # -- Pull -----------------------------------------------------------------------------
 
@@ -88,15 +91,17 @@ class RowExchange:
         result, locals_, counts, padding, bad = self._unique(ids)
         request = self._exchange_ids(locals_, counts, padding, bad)
         for tables in messages:
-            values = [
-                shards[t].detach().index_select(0, request.wanted[t]).view(-1) for t in tables
-            ]
-            rows = _Rows(
-                list(tables),
-                *self._start(values, request.served, request.asked, tables, "rows: pull"),
-            )
+            rows = self._send_rows(request, list(tables), shards)
             request.pulls.update(dict.fromkeys(tables, rows))
         return [item for table in result for item in table] + [request]
+
+    def _send_rows(
+        self, request: Requested, tables: list[int], shards: Sequence[torch.Tensor]
+    ) -> Rows:
+        """Start to send others the rows that they asked for."""
+        values = [shards[t].detach().index_select(0, request.wanted[t]).view(-1) for t in tables]
+        started = self._start(values, request.served, request.asked, tables, "rows: pull")
+        return Rows(tables, *started)
 
     def pulled(self, request: Requested, table: int) -> torch.Tensor:
         """See :func:`parallax.ops.resources.pulled_rows`."""
@@ -104,9 +109,13 @@ class RowExchange:
         if not rows.arrived:
             for work in rows.pending:
                 work.wait()
-            values = self._unpack(rows.received, request.asked, rows.tables)
+            values = self._arrived_rows(request, rows)
             rows.arrived = dict(zip(rows.tables, values, strict=True))
         return rows.arrived[table]
+
+    def _arrived_rows(self, request: Requested, rows: Rows) -> list[torch.Tensor]:
+        """Per table, the unique rows in the order of the request."""
+        return self._unpack(rows.received, request.asked, rows.tables)
 
     def unique(self, ids: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
         """See :func:`parallax.ops.resources.unique_rows`."""
@@ -152,11 +161,14 @@ class RowExchange:
         """Unique rows ordered by owner, every id's position among them, rows per owner."""
         size = self.world.size if self.spec.sharded else 1
         stride = table.rows // size + 1
-        keys, positions = torch.unique((ids % size) * stride + ids // size, return_inverse=True)
+        owners = ids % size if self.places is None else self.places[ids % size]
+        keys, positions = torch.unique(owners * stride + ids // size, return_inverse=True)
         bounds = [owner * stride for owner in range(1, size)]
         padding = table.padding
         if padding is not None:
-            bounds.append((padding % size) * stride + padding // size)
+            owner = padding % size
+            place = owner if self.places is None else int(self.places[owner])
+            bounds.append(place * stride + padding // size)
         found = torch.searchsorted(keys, torch.tensor(bounds, device=ids.device)).tolist()
         hidden = None
         if padding is not None:
@@ -190,14 +202,14 @@ class RowExchange:
         bad: str,
     ) -> Requested:
         served = self._exchange_counts(asked, bad)
-        kind = torch.int32 if max(t.rows for t in self.spec.tables) < 2**31 else torch.int64
-        sent = _by_worker([r.to(kind) for r in rows], asked)
+        kind = self.id_dtype
+        sent = by_worker([r.to(kind) for r in rows], asked)
         totals = [sum(row) for row in served]
         received = torch.empty(sum(totals), dtype=kind, device=self.world.device)
         self.world.all_to_all(
             received, sent, totals, [sum(row) for row in asked], "rows: ids"
         ).wait()
-        wanted = _by_table(received.long(), served, [1] * len(rows))
+        wanted = by_table(received.long(), served, [1] * len(rows))
         return Requested(rows, asked, wanted, served, padding)
 
     # -- Push -----------------------------------------------------------------------------
@@ -212,12 +224,17 @@ class RowExchange:
             for t, gradient in zip(chosen, gradients, strict=True)
         ]
         if self.spec.sharded:
-            sent_counts, received_counts = request.asked, request.served
-            received, pending, keep = self._start(
-                values, sent_counts, received_counts, chosen, "rows: push"
-            )
-            return Sent(request, chosen, received, None, pending, keep, received_counts)
+            return self._send_gradients(request, chosen, values)
         return self._gather(request, chosen, values)
+
+    def _send_gradients(
+        self, request: Requested, tables: list[int], values: list[torch.Tensor]
+    ) -> Sent:
+        """Start to send gradients of the unique rows to their owners."""
+        received, pending, keep = self._start(
+            values, request.asked, request.served, tables, "rows: push"
+        )
+        return Sent(request, tables, received, None, pending, keep, request.served)
 
     def _prepared(
         self, gradient: torch.Tensor, table: TableSpec, padding: int | None
@@ -266,7 +283,7 @@ class RowExchange:
         values = self._unpack(sent.received, sent.counts, sent.tables)
         if sent.ids is not None:
             counts = [[row[t] for t in sent.tables] for row in sent.counts]
-            wanted = _by_table(sent.ids, counts, [1] * len(sent.tables))
+            wanted = by_table(sent.ids, counts, [1] * len(sent.tables))
         else:
             wanted = [sent.request.wanted[t] for t in sent.tables]
         return [
@@ -289,6 +306,7 @@ class RowExchange:
         received_counts: list[list[int]],
         tables: Sequence[int],
         purpose: str,
+        group: str = "rows",
     ) -> tuple[dict[torch.dtype, torch.Tensor], list[Pending], list[torch.Tensor]]:
         """One message per dtype with the rows of all tables of that dtype."""
         specs = self.spec.tables
@@ -306,11 +324,13 @@ class RowExchange:
                 [row[tables[i]] * w for i, w in zip(own, widths, strict=True)]
                 for row in received_counts
             ]
-            message = _by_worker([values[i] for i in own], out)
+            message = by_worker([values[i] for i in own], out)
             totals = [sum(row) for row in back]
             buffer = torch.empty(sum(totals), dtype=dtype, device=self.world.device)
             pending.append(
-                self.world.all_to_all(buffer, message, totals, [sum(r) for r in out], purpose)
+                self.world.all_to_all(
+                    buffer, message, totals, [sum(r) for r in out], purpose, group
+                )
             )
             received[dtype] = buffer
             keep.append(message)
@@ -327,7 +347,7 @@ class RowExchange:
         for dtype, buffer in received.items():
             own = [t for t in tables if specs[t].dtype is dtype]
             selected = [[row[t] for t in own] for row in counts]
-            flat = _by_table(buffer, selected, [specs[t].width for t in own])
+            flat = by_table(buffer, selected, [specs[t].width for t in own])
             for t, part in zip(own, flat, strict=True):
                 result[t] = part.view(-1, *specs[t].row_shape)
         return [result[t] for t in tables]
@@ -355,7 +375,7 @@ def aggregate(table: TableSpec, count: int, ids: torch.Tensor, rows: torch.Tenso
     return whole.index_add_(0, ids, rows)
 
 
-def _by_worker(values: Sequence[torch.Tensor], counts: list[list[int]]) -> torch.Tensor:
+def by_worker(values: Sequence[torch.Tensor], counts: list[list[int]]) -> torch.Tensor:
     """From one tensor per table to one message: for each worker, its part of every table."""
     if len(values) == 1:
         return values[0].contiguous()
@@ -363,7 +383,7 @@ def _by_worker(values: Sequence[torch.Tensor], counts: list[list[int]]) -> torch
     return torch.cat([part[w] for w in range(len(counts)) for part in parts])
 
 
-def _by_table(
+def by_table(
     message: torch.Tensor, counts: list[list[int]], widths: list[int]
 ) -> list[torch.Tensor]:
     """The inverse: from one message in worker order to one flat tensor per table."""
