@@ -173,13 +173,11 @@ def _contestant(name: str, trial: Trial, options: Options) -> Contestant:
 def _groups(fit: dict[str, Trial], workers: int, memory: float) -> list[list[str]]:
     """Systems that fit into memory together, HYBRID in each group."""
     groups: list[list[str]] = []
-    for name in fit:
-        if name == HYBRID:
-            continue
+    for name in [name for name in fit if name != HYBRID and not SYSTEMS[name].apart]:
         if not groups or _together(fit, [*groups[-1], name]) * workers > memory:
             groups.append([HYBRID])
         groups[-1].append(name)
-    return groups
+    return groups + [[HYBRID, name] for name in fit if SYSTEMS[name].apart]
 
 
 def _together(fit: dict[str, Trial], names: Sequence[str]) -> int:

@@ -104,18 +104,21 @@ def test_ratios_are_of_rounds_in_which_both_took_part() -> None:
 
 
 def test_systems_share_processes_as_far_as_memory_goes() -> None:
-    peaks = {HYBRID: 3, COMPUTATION: 2, "ddp": 5, "ddp-sparse": 3}
+    peaks = {HYBRID: 3, COMPUTATION: 2, "ddp": 5, "ddp-sparse": 3, "ddp-powersgd": 2}
     # Each holds one less than its peak, and one of it is the process's own.
     fit = {name: Trial([], 1.0, 1, peak - 1, peak, 0.0) for name, peak in peaks.items()}
-    assert compare._groups(fit, 2, 2 * 100.0) == [list(peaks)]
+    apart = [HYBRID, "ddp-powersgd"]
+    assert compare._groups(fit, 2, 2 * 100.0) == [list(peaks)[:-1], apart]
     assert compare._groups(fit, 2, 2 * 6.0) == [
         [HYBRID, COMPUTATION, "ddp"],
         [HYBRID, "ddp-sparse"],
+        apart,
     ]
     assert compare._groups(fit, 2, 2 * 5.0) == [
         [HYBRID, COMPUTATION],
         [HYBRID, "ddp"],
         [HYBRID, "ddp-sparse"],
+        apart,
     ]
 
 

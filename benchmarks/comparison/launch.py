@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import select
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from benchmarks.comparison.values import Task
 from benchmarks.virtual_cluster import ROOT, VirtualCluster
 
 FIRST_PORT = 29_500
-LINES = 3  # of a failed worker's output
+LINES = 3  # of a failed worker's output, if none of them names an error
+LETTERS = 300
 
 
 class TaskError(Exception):
@@ -114,5 +116,6 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], logs: Sequence[Path], li
 
 
 def _last_words(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    return " / ".join([line for line in lines if line][-LINES:])[-400:]
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    errors = [line for line in lines if re.search(r"\b\w*(Error|Exception)\b: |what\(\):", line)]
+    return " / ".join(errors[-1:] or lines[-LINES:])[:LETTERS]

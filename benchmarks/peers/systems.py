@@ -23,6 +23,7 @@ class System:
         option: passed to the module's ``build``.
         fits: whether the system can train it.
         lossy: the numbers are not those of one device.
+        apart: it may end the processes that hold it, so it shares them with HYBRID alone.
     """
 
     name: str
@@ -30,6 +31,7 @@ class System:
     option: str
     fits: Callable[[Training], bool] = lambda training: True
     lossy: bool = False
+    apart: bool = False
 
     def build(self, training: Training) -> Step:
         """A step of this system, on a model with the same first values on all workers."""
@@ -57,7 +59,7 @@ SYSTEMS = {
         System("ddp", "ddp", "dense"),
         System("ddp-sparse", "ddp", "sparse", fits=_has_tables),
         System("ddp-fp16", "ddp", "fp16", lossy=True),
-        System("ddp-powersgd", "ddp", "powersgd", lossy=True),
+        System("ddp-powersgd", "ddp", "powersgd", lossy=True, apart=True),
         System("zero1", "ddp", "zero1"),
         System("fsdp2", "fsdp", ""),
         System("torchrec-row", "torchrec", "row", fits=_torchrec_knows),

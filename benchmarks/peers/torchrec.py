@@ -43,7 +43,7 @@ def build(training: Training, option: str) -> Step:
     if isinstance(plain, LanguageModel):
         model, tables = _language_model(plain)
         load = dict.fromkeys(tables, 1)
-        sharder: Any = EmbeddingCollectionSharder(use_index_dedup=True)
+        sharder: Any = EmbeddingCollectionSharder()  # dedup of ids has no CPU kernel
     elif isinstance(plain, DLRM):
         model, tables = _dlrm(plain)
         load = _bag_sizes(training.batch())
