@@ -86,7 +86,9 @@ def test_contradictions_of_slurm(changes: dict[str, str | None], sentence: str) 
 
 
 def test_a_slurm_worker_starts_no_workers() -> None:
-    with pytest.raises(LaunchError, match=r"torchrun or another launcher started \(RANK=5, WORLD_SI"):
+    with pytest.raises(
+        LaunchError, match=r"torchrun or another launcher started \(RANK=5, WORLD_SI"
+    ):
         refuse_nested_launch(SLURM)
 
 

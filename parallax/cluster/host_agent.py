@@ -18,7 +18,9 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -100,15 +102,17 @@ class HostAgent:
         report = await asyncio.to_thread(make_report, self._order)
         self._workers = report.workers
         self._send(report)
-        self._tasks = [
-            asyncio.create_task(self._listen(reader)),
-            asyncio.create_task(self._beat()),
-        ]
+        self._begin(self._listen(reader))
+        self._begin(self._beat())
         loop.add_signal_handler(signal.SIGTERM, self._left.set)
         await self._left.wait()
         await self._stop_child()
         for task in self._tasks:
             task.cancel()
+        # What is still on its way may say why.
+        self._writer.close()
+        with contextlib.suppress(OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._writer.wait_closed(), 1.0)
         return 0
 
     def kill_all(self) -> None:
@@ -124,6 +128,16 @@ class HostAgent:
                     os.waitpid(pid, 0)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._after)
+        self._tasks.append(task)
+
+    def _after(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._trouble(f"its agent failed: {error!r}", "this is a mistake in parallax.")
+            self._left.set()
 
     def _send(self, message: wire.FromAgent) -> None:
         with contextlib.suppress(ConnectionError, RuntimeError):
@@ -156,7 +170,7 @@ class HostAgent:
         if isinstance(message, wire.Open):
             self._open(message.address)
         elif isinstance(message, wire.Start):
-            self._tasks.append(asyncio.create_task(self._start(message)))
+            self._begin(self._start(message))
         elif isinstance(message, wire.Stop):
             self._signal_child(message.signal)
         elif isinstance(message, wire.Finish):

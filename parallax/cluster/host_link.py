@@ -95,6 +95,8 @@ class HostLink:
             asyncio.create_task(self._read(self._process)),
             asyncio.create_task(self._beat()),
         ]
+        for task in self._tasks:
+            task.add_done_callback(self._after)
 
     def send(self, message: wire.FromLauncher) -> None:
         """Sends a message; of a link that is gone the reader tells."""
@@ -198,6 +200,11 @@ class HostLink:
         self._end(
             Lost(f"{self.name} was lost: {what} ended with status {status}{because}"),
         )
+
+    def _after(self, task: asyncio.Task[None]) -> None:
+        # Nobody awaits these tasks while the run goes on: a mistake in one must not be a hang.
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._end(Lost(f"the link to {self.name} failed in the launcher: {error!r}"))
 
     def _end(self, lost: Lost) -> None:
         if not self._over:

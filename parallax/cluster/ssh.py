@@ -113,10 +113,8 @@ def explain_end(host: Host, python: str, status: int, said: str) -> tuple[str, s
         )
     for pattern, problem, hint in _CAUSES:
         if re.search(pattern, said, re.IGNORECASE):
-            return (
-                problem.format(host=target),
-                hint.format(attempt=attempt, host=target, user=host.ssh.user or "your account"),
-            )
+            words = {"attempt": attempt, "host": target, "user": host.ssh.user or "your account"}
+            return problem.format(**words), hint.format(**words)
     if status == 255:
         return f"ssh to {target} failed: {last[0].strip()}", f"try `{attempt}`."
     how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
