@@ -36,12 +36,16 @@ _HOMES = {
     "shard": "parallax.data",
     "shard_id": "parallax.data",
 }
+_LIGHT = ("cli", "cluster", "commands", "config", "errors")
 
 
 def __getattr__(name: str) -> Any:
     """Imports what is asked for: launchers and the command line run without torch."""
     if name.startswith("_"):
         raise AttributeError(f"module 'parallax' has no attribute {name!r}")
+    if name in _LIGHT:
+        # "from parallax import commands" asks here before it looks for a module.
+        return importlib.import_module(f"{__name__}.{name}")
     # All of it, so that submodules are attributes too, whatever was asked for first.
     importlib.import_module("parallax.api")
     for public, home in _HOMES.items():
