@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 import uuid
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,6 +49,12 @@ def made_once(path: Path, make: Callable[[Path], None]) -> Path:
     return path
 
 
+def chosen(path: Path, choose: Callable[[], str]) -> str:
+    """What ``choose`` says, once per host and kept in ``path``: all workers, and later runs, use
+    the same data, also where only the first could have fetched another."""
+    return made_once(path, lambda target: _write(target, choose())).read_text(encoding="utf-8")
+
+
 def debian_files(package: str, content: str, cache: Path) -> Path | None:
     """A folder or file that a Debian package ships, without installing the package.
 
@@ -58,29 +66,67 @@ def debian_files(package: str, content: str, cache: Path) -> Path | None:
     Returns:
         Where ``content`` is, or None where the package cannot be had (no apt-get, no network).
     """
-    unpacked = cache / package
-    if not unpacked.exists():
-        if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
-            return None
-        try:
-            made_once(unpacked, lambda target: _unpack(package, content, target))
-        except (subprocess.SubprocessError, DataError, OSError):
-            return None
-    found = unpacked / content
+    return _part_of(cache / package, content, lambda target: _unpack_debian(package, target))
+
+
+def wheel_files(requirement: str, content: str, cache: Path) -> Path | None:
+    """A folder or file that a Python package ships, without installing or importing the package.
+
+    Args:
+        requirement: name and version, such as ``recbole==1.2.1``.
+        content: path inside the wheel.
+        cache: directory that keeps what was unpacked.
+
+    Returns:
+        Where ``content`` is, or None where the package cannot be had (no pip, no network).
+    """
+    return _part_of(
+        cache / requirement, content, lambda target: _unpack_wheel(requirement, content, target)
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _part_of(package: Path, content: str, unpack: Callable[[Path], None]) -> Path | None:
+    def make(target: Path) -> None:
+        target.mkdir()
+        unpack(target)
+        wanted = target / content
+        files = [wanted] if wanted.is_file() else [f for f in wanted.rglob("*") if f.is_file()]
+        if not any(file.stat().st_size for file in files):
+            raise DataError(f"The package {package.name} holds nothing under {content}.")
+
+    try:
+        made_once(package, make)
+    except (subprocess.SubprocessError, DataError, OSError):
+        return None
+    found = package / content
     return found if found.exists() else None
 
 
-def _unpack(package: str, content: str, target: Path) -> None:
-    target.mkdir()
-    run = {"cwd": target, "check": True, "capture_output": True, "timeout": FETCH_SECONDS}
-    subprocess.run(["apt-get", "download", package], **run)  # type: ignore[call-overload]
+def _run(command: list[str], folder: Path) -> None:
+    subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=FETCH_SECONDS)
+
+
+def _unpack_debian(package: str, target: Path) -> None:
+    _run(["apt-get", "download", package], target)
     (archive,) = target.glob("*.deb")
-    subprocess.run(["dpkg-deb", "-x", archive.name, "."], **run)  # type: ignore[call-overload]
+    _run(["dpkg-deb", "-x", archive.name, "."], target)
     archive.unlink()
-    wanted = target / content
-    files = [wanted] if wanted.is_file() else [item for item in wanted.rglob("*") if item.is_file()]
-    if not any(item.stat().st_size for item in files):
-        raise DataError(f"The Debian package {package} holds nothing under {content}.")
+
+
+def _unpack_wheel(requirement: str, content: str, target: Path) -> None:
+    # Only binary: a source distribution would run its own code.
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+    _run([*pip, requirement], target)
+    (archive,) = target.glob("*.whl")
+    with zipfile.ZipFile(archive) as wheel:
+        for name in wheel.namelist():
+            if name.startswith(content):
+                wheel.extract(name, target)
+    archive.unlink()
 
 
 def _awaited(path: Path) -> Path:

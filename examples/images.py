@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from examples.fetch import debian_files
+from examples.fetch import chosen, debian_files
 from parallax.errors import DataError
 
 CLASSES = 10
@@ -30,16 +30,24 @@ class Images:
 def load_images(name: str, cache: Path) -> Images:
     """The images that ``name`` names: ``"fashion-mnist"``, ``"digits"``, or ``"auto"`` for the
     first of these that can be had. ``cache`` keeps what is fetched."""
-    if name in ("auto", "fashion-mnist"):
-        folder = debian_files("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist", cache)
-        if folder is not None:
-            return _fashion_mnist(folder)
-        if name == "fashion-mnist":
-            raise DataError(
-                "Debian's package dataset-fashion-mnist cannot be fetched here.",
-                hint='use "--data digits" for the small digits that scikit-learn ships.',
-            )
-    return _digits()
+    if name == "auto":
+        name = chosen(
+            cache / "images-auto.txt",
+            lambda: "digits" if _fashion_mnist_folder(cache) is None else "fashion-mnist",
+        )
+    if name == "digits":
+        return _digits()
+    folder = _fashion_mnist_folder(cache)
+    if folder is None:
+        raise DataError(
+            "Debian's package dataset-fashion-mnist cannot be fetched here.",
+            hint='use "--data digits" for the small digits that scikit-learn ships.',
+        )
+    return _fashion_mnist(folder)
+
+
+def _fashion_mnist_folder(cache: Path) -> Path | None:
+    return debian_files("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist", cache)
 
 
 def _fashion_mnist(folder: Path) -> Images:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,16 +23,10 @@ from parallax.errors import DataError
 
 CPU = torch.device("cpu")
 
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """These models are small: more threads mostly wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning"),
+]
 
 
 @pytest.fixture(scope="module")

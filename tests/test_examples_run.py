@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from examples.nmt.data import docstring_pairs
+
 ROOT = Path(__file__).parent.parent
 SMALL_LM = [
     "--vocab=500",
@@ -65,3 +67,37 @@ def test_the_language_model_runs(workers: str, optimizer: str, tmp_path: Path) -
     output = run("examples.lm.train", "--workers", workers, *SMALL_LM, *flags)
     assert float(re.findall(r"full softmax\) *│ *([\d.,]+)", output)[0].replace(",", "")) < 500
     assert "softmax_weight" in output, "the plan is printed"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_vgg_network_learns(workers: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    flags = ["--data", "digits", "--data-dir", str(tmp_path), "--depth", "11", "--width", "8"]
+    sizes = ["--features", "64", "--dropout", "0", "--steps", "80"]
+    output = run("examples.vgg.train", "--workers", workers, *flags, *sizes)
+    assert float(re.findall(r"test accuracy *│ *([\d.]+)%", output)[0]) > 50
+    assert "classifier.0.weight" in output, "the plan is printed"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_translator_runs(workers: str, tmp_path: Path) -> None:
+    text = tmp_path / "pairs.tsv"
+    names = [(" ".join(code.split()[1:6]), said) for code, said in docstring_pairs(1_000_000)]
+    text.write_text("\n".join("\t".join(pair) for pair in names), encoding="utf-8")
+    flags = ["--text", str(text), "--data-dir", str(tmp_path)]
+    sizes = ["--vocab=500", "--longest=8", "--embedding=8", "--hidden=16", "--layers=1"]
+    steps = ["--batch=8", "--steps=30", "--dropout=0"]
+    output = run("examples.nmt.train", "--workers", workers, *flags, *sizes, *steps)
+    assert float(re.findall(r"held-out perplexity *│ *([\d.,]+)", output)[0].replace(",", "")) < 500
+    assert "target_embedding" in output, "the plan is printed"
+    assert re.search(r"^(\[worker 0\] )?translated ", output, re.M)
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_recommendation_model_learns(workers: str, tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    flags = ["--data", "cells", "--data-dir", str(tmp_path), "--rows", "500", "--features", "8"]
+    sizes = ["--bottom", "32", "--top", "32", "--batch", "16", "--epochs", "4"]
+    output = run("examples.dlrm.train", "--workers", workers, *flags, *sizes)
+    assert float(re.findall(r"test AUC *│ *([\d.]+)", output)[0]) > 0.95
+    assert "tables.25.weight" in output, "the plan is printed"

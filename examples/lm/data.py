@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import re
-import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from examples.fetch import debian_files, made_once
+from examples.text import PROGRAM_BYTES, PROGRAMS, programs, split_words
 from parallax.errors import DataError
 
 UNKNOWN = 0
@@ -23,9 +23,7 @@ UNKNOWN_WORD = "<unk>"
 # out is taken in small blocks from everywhere; a tail would be another language.
 BLOCK_WORDS = 2_000
 HELD_OUT_EVERY = 50
-PROGRAM_BYTES = 40_000_000
 
-_WORD = re.compile(r"\w+|[^\w\s]")
 # GCIDE's marks: sources such as [1913 Webster], pronunciations between backslashes, accented
 # letters spelled [=a], and braces around cross references.
 _SOURCE_MARK = re.compile(r"\[(?:1913 Webster|Webster 1913|WordNet|PJC)[^\]]*\]|\\[^\\\n]*\\")
@@ -92,7 +90,7 @@ def load_corpus(text: str, cache: Path, program_bytes: int = PROGRAM_BYTES) -> C
 
 def encode(content: str) -> tuple[np.ndarray, list[str]]:
     """Ranks of the words of a text, and the words by rank."""
-    found = _WORD.findall(content.lower())
+    found = split_words(content)
     words = [UNKNOWN_WORD, *(word for word, _ in Counter(found).most_common())]
     rank = {word: index for index, word in enumerate(words)}
     return np.fromiter((rank[word] for word in found), np.int32, len(found)), words
@@ -138,31 +136,13 @@ def _read(text: str, cache: Path, program_bytes: int) -> tuple[str, str]:
                 "or --text FILE.",
             )
     if text in ("auto", "programs"):
-        return _program_text(program_bytes), "installed Python packages"
+        return "\n".join(programs(program_bytes)), PROGRAMS
     return Path(text).read_text(encoding="utf-8", errors="replace"), text
 
 
 def _without_marks(content: str) -> str:
     content = _SOURCE_MARK.sub("", content)
     return _BRACKETS.sub(" ", _ACCENT_MARK.sub(r"\1", content))
-
-
-def _program_text(limit: int) -> str:
-    paths = sysconfig.get_paths()
-    roots = dict.fromkeys((paths["stdlib"], paths["purelib"]))
-    parts, size = [], 0
-    for root in roots:
-        for file in sorted(Path(root).rglob("*.py")):
-            if size >= limit:
-                break
-            content = file.read_text(encoding="utf-8", errors="replace")
-            parts.append(content)
-            size += len(content)
-    if not size:
-        raise DataError(
-            "No Python source was found among the installed packages.", hint="use --text FILE."
-        )
-    return "\n".join(parts)
 
 
 def _fingerprint(file: Path) -> str:

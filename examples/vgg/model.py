@@ -46,31 +46,36 @@ class VGG(nn.Module):
         for stage, convolutions in enumerate(STAGES[depth]):
             outputs = width * min(2**stage, 8)
             for _ in range(convolutions):
-                layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU()]
+                convolution = nn.Conv2d(inputs, outputs, 3, padding=1)
+                # Of 3 x 3 inputs, an image this small has so many on average; the rest is padding.
+                _initialize(convolution, inputs * (3 - 2 / size) ** 2)
+                layers += [convolution, nn.ReLU()]
                 inputs = outputs
             # Rounded up: 28 x 28 pixels are 1 x 1 after five halvings, and not none.
             layers.append(nn.MaxPool2d(2, 2, ceil_mode=True))
             size = (size + 1) // 2
         self.convolutions = nn.Sequential(*layers)
-        self.classifier = nn.Sequential(
+        fully_connected = [
             nn.Linear(inputs * size * size, features),
-            nn.ReLU(),
-            nn.Dropout(dropout),
             nn.Linear(features, features),
-            nn.ReLU(),
-            nn.Dropout(dropout),
             nn.Linear(features, classes),
-        )
-        # He et al. 2015: without it the deeper networks do not begin to learn.
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-                assert module.bias is not None
-                nn.init.zeros_(module.bias)
+        ]
+        for layer in fully_connected:
+            _initialize(layer, layer.in_features)
+        first, second, last = fully_connected
+        hidden = [[layer, nn.ReLU(), nn.Dropout(dropout)] for layer in (first, second)]
+        self.classifier = nn.Sequential(*hidden[0], *hidden[1], last)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Class scores, [batch, classes], of [batch, channels, size, size] images."""
         return self.classifier(self.convolutions(images).flatten(1))
+
+
+def _initialize(layer: nn.Conv2d | nn.Linear, inputs: float) -> None:
+    """He et al. 2015: features keep their size from layer to layer, or deep networks stay still."""
+    nn.init.normal_(layer.weight, std=(2 / inputs) ** 0.5)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
 
 
 def make_optimizer(
