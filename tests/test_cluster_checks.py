@@ -124,6 +124,13 @@ def no_directory(site: Site) -> None:
     site.hosts(OTHER, "{address: vhost2, cpus: 1, ssh: {directory: /no/such/directory}}")
 
 
+def code_elsewhere(site: Site) -> None:
+    (site.directory / "copy").mkdir()
+    (site.directory / "copy" / "train.py").write_text("import helper\n")
+    directory = site.directory / "copy"
+    site.hosts(OTHER, f"{{address: vhost2, cpus: 1, ssh: {{directory: {directory}}}}}")
+
+
 def no_devices(site: Site) -> None:
     site.hosts("{address: vhost1, devices: [0]}", "{address: vhost2, devices: [0, 5]}")
 
@@ -154,6 +161,7 @@ PROBLEMS: dict[str, tuple[Callable[[Site], None], tuple[str, ...]]] = {
     "other code": (other_code, ("vhost2 has different code: .*helper.py", "copy the same version")),
     "no code": (no_code, ("vhost2 has no .*there/deep.py", "same path on every host")),
     "no directory": (no_directory, ("vhost2 has no directory /no/such/directory", "same path")),
+    "code elsewhere": (code_elsewhere, ("vhost2 has no [^ ]*/copy/helper.py[.]$", "same path")),
     "no devices": (no_devices, ("vhost2 has no CUDA devices, but 0, 5 was asked for", "cpus: N")),
     "same machine": (same_machine, ("and vhost2 are the same machine", "on one line")),
     "interface": (interface, ("vhost2 has no network interface 'eth7'", "it has .*eth0", "unset")),

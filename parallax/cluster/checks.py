@@ -63,14 +63,14 @@ def own_versions() -> Versions:
 
 
 def find_problems(
-    reports: Mapping[str, Report], own: Versions, code: Mapping[str, str]
+    reports: Mapping[str, Report], own: Versions, code: Mapping[str, Mapping[str, str]]
 ) -> list[HostProblem]:
     """Everything that stands in the way, host by host.
 
     Args:
         reports: by host; of those that could be reached.
         own: versions of the launching host.
-        code: SHA-256 of the user's files on the launching host.
+        code: by host, the SHA-256 that each of the user's files should have there.
     """
     found = []
     machines: dict[str, str] = {}
@@ -96,7 +96,7 @@ def find_problems(
                     "that has them.",
                 )
             )
-        found += _code_problems(host, report, code)
+        found += _code_problems(host, report, code[host])
     return found + _kind_problems(reports)
 
 

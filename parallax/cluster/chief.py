@@ -181,17 +181,27 @@ class Launcher:
         launch = self._launch
         paths = environment.get("PYTHONPATH", "")
         own = {k: v for k, v in environment.items() if k not in LAUNCHER_VARIABLES}
+
+        def there(path: str) -> str:
+            """Where a path below the working directory is on that host."""
+            below = path.startswith(launch.directory.rstrip(os.sep) + os.sep)
+            if host.ssh.directory is None or not below:
+                return path
+            return os.path.join(host.ssh.directory, os.path.relpath(path, launch.directory))
+
+        if "PYTHONPATH" in own:
+            own["PYTHONPATH"] = os.pathsep.join(map(there, own["PYTHONPATH"].split(os.pathsep)))
         return wire.Order(
             host=host.address,
             run_id=run_id,
-            paths=[*(path for path in paths.split(os.pathsep) if path), package_parent()],
+            paths=[*(there(path) for path in paths.split(os.pathsep) if path), package_parent()],
             directory=host.ssh.directory or launch.directory,
-            command=launch.command,
+            command=[there(word) if word in launch.code else word for word in launch.command],
             environment={**own, **dict(host.ssh.environment)},
             devices=None if host.devices is None else list(host.devices),
             cpus=host.cpus,
             default_workers=launch.default_workers,
-            code=launch.code,
+            code={there(path): digest for path, digest in launch.code.items()},
         )
 
     def _heed_signals(self) -> None:
@@ -251,7 +261,8 @@ class Launcher:
     def _refuse(self, reports: dict[HostLink, wire.Report], problems: list[HostProblem]) -> None:
         own = own_versions()
         by_name = {link.name: reports[link] for link in self._links if link in reports}
-        problems = problems + find_problems(by_name, own, self._launch.code)
+        code = {link.name: link.order.code for link in self._links}
+        problems = problems + find_problems(by_name, own, code)
         if any(versions_of(report).differences(own) for report in by_name.values()):
             self._output.write(version_table(by_name, own))
         if not problems:
@@ -286,6 +297,7 @@ class Launcher:
             seed = launch_seed()
         if seed is None:
             seed = secrets.randbits(31)
+        self._output.save(total)
         first = 0
         for node, link in enumerate(self._links):
             link.send(wire.Start(node, len(self._links), first, address, port, seed))
@@ -374,7 +386,7 @@ class Launcher:
         left = "no worker is left"
         if self._unconfirmed:
             names = ", ".join(dict.fromkeys(self._unconfirmed))
-            left = f"{names} did not confirm it, and ends its workers when it misses this host"
+            left = f"{names} did not confirm it: an agent that misses its launcher ends its workers"
         first = self._verdict.first
         if self._signal is not None:
             _print(f"parallax: stopped by {signal.Signals(self._signal).name}; {left}")

@@ -46,6 +46,12 @@ class ClusterOutput:
         self._thread = threading.Thread(target=self._write, name="console", daemon=True)
         self._thread.start()
 
+    def save(self, workers: int) -> None:
+        """Makes the files of all workers, if output is saved; also of those that print nothing."""
+        for rank in range(workers):
+            for error in (False, True):
+                self._save(LineMarker(b"parallax: "), rank, error, b"")
+
     def show(self, host: str, rank: int, error: bool, data: bytes) -> None:
         """Takes bytes of a worker (or of a host's agent, rank -1) and shows what lines they end."""
         key = (host, rank, error)

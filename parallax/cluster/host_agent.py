@@ -53,8 +53,9 @@ def main(data: bytes) -> None:
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        # A terminal's signals are for the launcher, which says what is to be done.
-        signal.signal(number, signal.SIG_IGN)
+        # A terminal's signals are for the launcher, which says what is to be done. Not ignored:
+        # that would be inherited by torchrun's agent, which is to heed what it is sent.
+        signal.signal(number, lambda *_: None)
     status = 1
     agent = HostAgent(order, channel)
     try:
@@ -82,6 +83,7 @@ class HostAgent:
         self._workers = 0
         self._left = asyncio.Event()
         self._finished = asyncio.Event()
+        self._hang_up = False
         self._tasks: list[asyncio.Task[None]] = []
         self._writer: asyncio.StreamWriter
 
@@ -128,6 +130,8 @@ class HostAgent:
                     os.waitpid(pid, 0)
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+        if self._hang_up:
+            _end_connection()
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -164,6 +168,7 @@ class HostAgent:
                     file=sys.stderr,
                     flush=True,
                 )
+                self._hang_up = True
                 self._left.set()
 
     async def _obey(self, message: wire.FromLauncher) -> None:
@@ -268,7 +273,8 @@ class HostAgent:
         except msgspec.DecodeError:
             status = await child.wait()
             how = f"exit status {status}" if status >= 0 else f"signal {-status}"
-            return wire.Ended(status, [], 0, f"torchrun's agent ended with {how}")
+            shell = status if status >= 0 else 128 - status
+            return wire.Ended(shell, [], 0, f"torchrun's agent ended with {how}")
 
     async def _forward(self, stream: asyncio.StreamReader) -> None:
         while data := await stream.read(1 << 16):
@@ -295,6 +301,15 @@ class HostAgent:
         self._child.stdin.close()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._child.wait(), _STOP_SECONDS)
+
+
+def _end_connection() -> None:
+    """Ends this session's sshd: behind a cut link it would wait for its client for hours."""
+    parent = os.getppid()
+    with contextlib.suppress(OSError):
+        name = Path(f"/proc/{parent}/comm").read_text(encoding="utf-8")
+        if "SSH_CONNECTION" in os.environ and name.startswith("sshd"):
+            os.kill(parent, signal.SIGTERM)
 
 
 def _children() -> list[int]:
