@@ -57,6 +57,26 @@ if runner.worker_id == 0:
     print("sum", sum(float(value.double().sum()) for value in state.values()).hex())
     torch.save(state, "alone.pt" if resources is None else "many.pt")
 """
+SLURM = """
+import os, torch, parallax
+
+model = torch.nn.Linear(1, 1, bias=False)
+with torch.no_grad():
+    model.weight.zero_()
+optimizer = torch.optim.SGD(model.parameters(), 1.0)
+
+def step(x):
+    optimizer.zero_grad()
+    loss = -model(x).mean()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+runner = parallax.get_runner(step)
+runner.run(torch.full((1, 1), 2.0 + 2 * runner.worker_id))
+print(f"worker {runner.worker_id} of {runner.num_workers} by {os.environ['GLOO_SOCKET_IFNAME']}:",
+      float(model.weight))
+"""
 # Workers that wait for ever, each in its own way: a fault has to end them all.
 WAITING = """
 env = start()
@@ -128,13 +148,13 @@ def test_what_workers_get(site: Site) -> None:
 @pytest.mark.long
 def test_training_gives_the_numbers_of_one_worker(site: Site) -> None:
     alone = site.launch(TRAIN, prologue="")
-    assert alone.end() == 0, alone.text()
+    assert alone.end(120) == 0, alone.text()
     run = site.launch(TRAIN, "hosts.yml", prologue="")
-    assert run.end() == 0, run.text()
+    assert run.end(180) == 0, run.text()
     values = [float.fromhex(r.wait_for(r"sum (\S+)")[0][1]) for r in (alone, run)]
     assert values[0] == pytest.approx(values[1], rel=1e-10)
     saved = sorted(path.name for path in (site.directory / "logs").iterdir())
-    assert saved == ["worker-0.err", "worker-0.out", "worker-1.err", "worker-2.err"]
+    assert saved == [f"worker-{rank}.{kind}" for rank in range(3) for kind in ("err", "out")]
     assert (site.directory / "logs" / "worker-0.out").read_text().startswith("sum ")
     run.assert_nothing_left()
 
@@ -150,9 +170,30 @@ def test_parallax_run_and_ipv6(site: Site) -> None:
     )
     command = ("-m", "parallax", "run", "six", "--", "train.py", "--rate", "2")
     run = site.run(sys.executable, *command)
-    assert run.end() == 0, run.text()
+    assert run.end(120) == 0, run.text()
     run.wait_for(rf"^\[{addresses[1]} worker 1\] sum \[2.0, 2.0, 2.0\] \['--rate', '2'\]")
     run.assert_nothing_left()
+
+
+@pytest.mark.long
+def test_slurm_without_ssh(site: Site) -> None:
+    """srun's variables are enough, also where a host's own name stands for 127.0.1.1."""
+    names = {host.name: host.address for host in site.cluster.hosts}
+    (site.directory / "train.py").write_text(SLURM)
+    runs = []
+    for rank, own in enumerate(names):
+        known = {**names, own: "127.0.1.1", "localhost": "127.0.0.1"}
+        lines = "".join(f"{address} {name}\n" for name, address in known.items())
+        (site.directory / f"hosts-{own}").write_text(lines)
+        site.hide(own, "/etc/hosts", site.directory / f"hosts-{own}")
+        job = {"PROCID": rank, "NTASKS": 2, "LOCALID": 0, "NODEID": rank, "STEP_ID": 0}
+        job |= {"JOB_ID": 17, "JOB_NODELIST": "vhost[1-2]", "STEP_TASKS_PER_NODE": "1(x2)"}
+        variables = [f"SLURM_{name}={value}" for name, value in job.items()]
+        runs.append(site.run("env", *variables, sys.executable, "train.py", host=own))
+    for rank, run in enumerate(runs):
+        assert run.end(120) == 0, run.text()
+        run.wait_for(rf"^worker {rank} of 2 by eth0: 3.0$")
+    runs[0].assert_nothing_left()
 
 
 @pytest.mark.long
