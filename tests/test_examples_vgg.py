@@ -38,9 +38,10 @@ def test_small_images_fit(size: int) -> None:
 def test_features_keep_their_size_through_the_layers(size: int) -> None:
     torch.manual_seed(0)
     model = VGG(16, channels=1, classes=10, size=size, width=16, features=256, dropout=0.0)
-    logits = model(torch.randn(64, 1, size, size))
-    # A factor of three in each of 16 layers would be 10^7.
-    assert 0.2 < float(logits.detach().square().mean().sqrt()) < 20
+    features = model.classifier[:-1](model.convolutions(torch.randn(64, 1, size, size)).flatten(1))
+    # A factor of three in each of 15 layers would be 10^7.
+    assert 0.2 < float(features.detach().square().mean().sqrt()) < 20
+    assert float(model(torch.randn(64, 1, size, size)).detach().abs().max()) < 5
 
 
 def test_an_unknown_depth_is_refused() -> None:

@@ -61,6 +61,11 @@ def build_model(args: argparse.Namespace, pairs: Pairs) -> Translator:
     return Translator(*sizes, args.embedding, args.hidden, args.layers, args.dropout)
 
 
+def spread(count: int, wanted: int) -> torch.Tensor:
+    """Up to ``wanted`` of ``count`` places from all over: texts are in the order of their files."""
+    return torch.linspace(0, count - 1, min(count, wanted)).long()
+
+
 def main(arguments: list[str] | None = None) -> None:
     args = parse(arguments)
     torch.manual_seed(args.seed)
@@ -99,12 +104,13 @@ def main(arguments: list[str] | None = None) -> None:
     if chief:
         trained = build_model(args, pairs)
         trained.load_state_dict(state)
-        sources = pairs.held_out_source[: args.eval_pairs]
-        targets = pairs.held_out_target[: args.eval_pairs]
+        rows = spread(len(pairs.held_out_source), args.eval_pairs)
+        sources, targets = pairs.held_out_source[rows], pairs.held_out_target[rows]
         held_out, right = evaluate(trained, sources, targets)
         print(runner.plan)
-        found = translate(trained, sources[:SHOWN], longest=args.longest + 1)
-        for source, target, output in zip(sources, targets, found, strict=False):
+        shown = spread(len(sources), SHOWN)
+        found = translate(trained, sources[shown], longest=args.longest + 1)
+        for source, target, output in zip(sources[shown], targets[shown], found, strict=True):
             print("source    ", decode(source, pairs.source_words))
             print("reference ", decode(target, pairs.target_words))
             print("translated", decode(output, pairs.target_words))

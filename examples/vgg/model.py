@@ -63,6 +63,8 @@ class VGG(nn.Module):
         for layer in fully_connected:
             _initialize(layer, layer.in_features)
         first, second, last = fully_connected
+        # As in the paper: the first guess is close to even.
+        nn.init.normal_(last.weight, std=0.01)
         hidden = [[layer, nn.ReLU(), nn.Dropout(dropout)] for layer in (first, second)]
         self.classifier = nn.Sequential(*hidden[0], *hidden[1], last)
 
