@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launching import ROOT
 
 from parallax.cluster import wire
 from parallax.cluster.agent_environment import travelling, worker_variables
@@ -88,23 +89,35 @@ def test_the_command_of_ssh() -> None:
     assert f"exec '/opt/my python' -c '{program}'" == command[-1]
 
 
-def test_the_agents_program_says_what_is_missing() -> None:
-    order = {"paths": ["/nowhere"]}
+def agent_says(order: dict[str, object], *options: str) -> wire.Trouble:
+    """What the agent's program answers to an order that it cannot follow."""
     body = json.dumps(order).encode()
+    program, *arguments = agent_command(sys.executable)
     said = subprocess.run(
-        [*agent_command(sys.executable)[:1], "-I", "-S", *agent_command("")[1:]],
+        [program, *options, *arguments],
         input=wire.MAGIC + len(body).to_bytes(4, "big") + body,
         capture_output=True,
         timeout=60,
         check=False,
     )
-    assert said.returncode == 3
+    assert said.returncode == 3, said.stderr
     assert said.stdout.startswith(wire.MAGIC)
     [message] = read_all(said.stdout[len(wire.MAGIC) :])
     trouble = wire.decode_from_agent(message)
     assert isinstance(trouble, wire.Trouble)
+    return trouble
+
+
+def test_the_agents_program_says_what_is_missing() -> None:
+    trouble = agent_says({"paths": ["/nowhere"]}, "-I", "-S")
     assert "cannot import parallax: No module named 'parallax'" in trouble.problem
     assert "pip install parallax" in trouble.hint
+
+
+def test_an_agent_of_another_version() -> None:
+    trouble = agent_says({"paths": [str(ROOT)], "new": 1})
+    assert "does not understand the launcher's: Object missing required field" in trouble.problem
+    assert "the same version of parallax" in trouble.hint
 
 
 @pytest.mark.parametrize(

@@ -238,8 +238,6 @@ class Launcher:
                     problems.append(HostProblem(link.name, text, "see what keeps it busy."))
                 break
             link, message = event
-            if link not in waiting:
-                continue
             if isinstance(message, wire.Report):
                 reports[link] = message
                 waiting.discard(link)
@@ -247,6 +245,7 @@ class Launcher:
                 self._output.say(f"{link.name}: {summary(message)} ({seconds:.1f} s)")
             elif isinstance(message, Lost | wire.Trouble):
                 waiting.discard(link)
+                reports.pop(link, None)
                 problem = self._name(link, message)
                 problems.append(HostProblem(link.name, problem + _noise(link), message.hint))
                 self._output.say(f"{link.name}: FAILED: {problem}")

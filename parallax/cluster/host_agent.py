@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from parallax import __version__
 from parallax.cluster import wire
 from parallax.cluster.addresses import interface_towards
 from parallax.cluster.agent_environment import worker_variables
@@ -48,7 +49,13 @@ def main(data: bytes) -> None:
     # What anything here prints must not get between the frames.
     channel = os.dup(1)
     os.dup2(2, 1)
-    order = msgspec.json.decode(data, type=wire.Order)
+    try:
+        order = msgspec.json.decode(data, type=wire.Order)
+    except msgspec.DecodeError as error:
+        problem = f"its parallax {__version__} does not understand the launcher's: {error}"
+        hint = "install the same version of parallax on every host."
+        os.write(channel, wire.MAGIC + wire.frame(wire.Trouble(problem, hint)))
+        os._exit(3)
     # Whoever a worker leaves behind becomes this process's child, and is found at the end.
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -161,6 +168,7 @@ class HostAgent:
         while True:
             self._send(wire.Beat())
             await asyncio.sleep(self._order.beat)
+            self._reap()
             if time.monotonic() - self._heard > self._order.lease:
                 print(
                     f"parallax: nothing was heard from the launcher for {self._order.lease:.0f} s;"
@@ -170,6 +178,14 @@ class HostAgent:
                 )
                 self._hang_up = True
                 self._left.set()
+
+    def _reap(self) -> None:
+        """Buries what workers left behind and has ended; this process has become its parent."""
+        child = 0 if self._child is None else self._child.pid
+        with contextlib.suppress(ChildProcessError):
+            options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+            while (found := os.waitid(os.P_ALL, 0, options)) and found.si_pid != child:
+                os.waitpid(found.si_pid, 0)
 
     async def _obey(self, message: wire.FromLauncher) -> None:
         if isinstance(message, wire.Open):
