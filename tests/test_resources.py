@@ -327,7 +327,7 @@ def test_a_resource_file_that_is_no_file(tmp_path: Path) -> None:
 def test_this_machine() -> None:
     own = [name for name in ("localhost", "127.0.0.1", "::1", socket.gethostname()) if name]
     assert [is_this_machine(name) for name in own] == [True] * len(own)
-    assert not is_this_machine("192.0.2.1")  # of a block for documentation
+    assert not is_this_machine("198.51.100.1")  # of a block for documentation
     assert not is_this_machine("no-such-host.invalid")
 
 
@@ -346,7 +346,7 @@ def test_one_worker_needs_no_launch(tmp_path: Path) -> None:
     begin(tmp_path / "hosts", Config())
 
 
-@pytest.mark.parametrize("text", ["far.example: 0,1", "192.0.2.1\n192.0.2.2"])
+@pytest.mark.parametrize("text", ["far.example: 0,1", "198.51.100.1\n198.51.100.2"])
 def test_this_machine_must_be_among_the_hosts(text: str, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(text)
     found: Any = raised(lambda: begin(tmp_path / "hosts", Config()), LaunchError, "not this one")
