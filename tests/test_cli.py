@@ -53,6 +53,8 @@ def test_a_wrong_command_line(
         (["check", "--resource-info", "absent"], "resource_info 'absent' is no file"),
         (["check", "--resource-info", "hosts", "absent.py"], "The script 'absent.py' is no file."),
         (["run", "hosts", "--", "absent.py"], "The script 'absent.py' is no file."),
+        (["run", "hosts", "--", "-m", "absent.deep"], "The module 'absent.deep' is not found here"),
+        (["run", "hosts", "--", "-m"], "The module '' is not found here"),
         (["run", "--seed", "-1", "hosts", "--", "train.py"], "seed must be an integer from 0"),
         (["run", "--redirect-path", "hosts", "hosts", "--", "train.py"], "hosts is a file"),
     ],
@@ -94,6 +96,10 @@ def test_run_on_this_machine(tmp_path: Path) -> None:
     )
     done = start(tmp_path, "run", "hosts", "--", "train.py", "--rate", "2", "--", "a b")
     assert done.returncode == 0, done.stderr
+    (tmp_path / "pack").mkdir()
+    (tmp_path / "pack" / "__main__.py").write_text("import sys\nprint(sys.argv[1:])\n")
+    module = start(tmp_path, "run", "hosts", "--", "-m", "pack", "--rate", "2")
+    assert sorted(module.stdout.splitlines()) == [f"[worker {r}] ['--rate', '2']" for r in (0, 1)]
     told = sorted(done.stdout.splitlines())
     shown = "['--rate', '2', '--', 'a b']"
     assert told == [f"[worker {rank}] {rank} 2 {shown}" for rank in (0, 1)]

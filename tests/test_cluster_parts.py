@@ -18,7 +18,7 @@ from launching import ROOT
 from parallax.cluster import wire
 from parallax.cluster.agent_environment import travelling, worker_variables
 from parallax.cluster.checks import find_problems, own_versions
-from parallax.cluster.code_files import imported_files, script_files
+from parallax.cluster.code_files import imported_files, module_files, script_files
 from parallax.cluster.host_report import make_report
 from parallax.cluster.spec import Host, Ssh
 from parallax.cluster.ssh import agent_command, explain_end, ssh_command
@@ -194,7 +194,7 @@ def test_all_well() -> None:
 # -- The user's code ------------------------------------------------------------------------------
 
 
-def test_files_of_a_script(tmp_path: Path) -> None:
+def test_files_of_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = {
         "train.py": "import os, torch, model\nfrom lib import deep, name\nimport lib.two.far\n",
         "model.py": "import helper\nimport model\n",
@@ -213,6 +213,13 @@ def test_files_of_a_script(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
     found = [os.path.relpath(p, tmp_path) for p in script_files(str(tmp_path / "train.py"))]
     assert found == sorted(set(files) - {"unused.py", "lib/other.py", "more/extra.py"})
+    monkeypatch.chdir(tmp_path)
+    assert [os.path.relpath(p, tmp_path) for p in module_files("lib.two.far")] == [
+        "lib/__init__.py",
+        "lib/two/__init__.py",
+        "lib/two/far.py",
+    ]
+    assert module_files("lib.two") == module_files("lib.absent") == module_files("absent") == []
     (tmp_path / "unused.py").write_text("import extra, parallax, pytest\n")
     found = script_files(str(tmp_path / "unused.py"), [str(tmp_path / "more")])
     assert [Path(path).name for path in found] == ["extra.py", "unused.py"]

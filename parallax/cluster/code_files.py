@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-__all__ = ["imported_files", "script_files"]
+__all__ = ["imported_files", "module_files", "script_files"]
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _MAX_FILES = 2000
@@ -33,9 +33,31 @@ def script_files(script: str, paths: Sequence[str] = ()) -> list[str]:
         Absolute paths. What a program imports in other ways than by import statements is not found.
     """
     script = os.path.abspath(script)
-    places = [os.path.dirname(script), *paths]
+    return _closure([script], [os.path.dirname(script), *paths])
+
+
+def module_files(module: str, paths: Sequence[str] = ()) -> list[str]:
+    """The same for ``python -m``: the module and what it imports; empty if it is not found.
+
+    Args:
+        module: its dotted name.
+        paths: directories that are searched besides the current one.
+    """
+    places = [os.getcwd(), *paths]
+    words = module.split(".")
+    files = list(_module_files(words, places))
+    if not any(Path(file).stem == words[-1] for file in files):
+        # A package is run by its __main__.
+        files = list(_module_files([*words, "__main__"], places))
+        if not any(Path(file).stem == "__main__" for file in files):
+            return []
+    return _closure(files, places)
+
+
+def _closure(files: Sequence[str], places: list[str]) -> list[str]:
+    """The files and all local ones that they import."""
     found: dict[str, None] = {}
-    left = [script]
+    left = list(files)
     while left and len(found) < _MAX_FILES:
         file = left.pop()
         if file in found or not _is_own(file):

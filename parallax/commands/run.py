@@ -9,7 +9,7 @@ from pathlib import Path
 
 from parallax.cluster.chief import Launch
 from parallax.cluster.cluster_launch import execute, find_here
-from parallax.cluster.code_files import script_files
+from parallax.cluster.code_files import module_files, script_files
 from parallax.cluster.environment import refuse_nested_launch
 from parallax.cluster.host_report import hash_files
 from parallax.cluster.launch import launch_command, made_directory
@@ -25,9 +25,9 @@ HELP = "run a script on every worker of the hosts in a resource file"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
-    parser.usage = "parallax run [options] FILE -- train.py [arguments of the script]"
+    parser.usage = "parallax run [options] FILE -- (train.py | -m module) [arguments]"
     parser.add_argument("file", metavar="FILE", help="the hosts: text or YAML")
-    parser.add_argument("script", metavar="train.py", help="the script, after --")
+    parser.add_argument("script", metavar="train.py", help="the script, or -m, after --")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
     parser.add_argument("--redirect-path", metavar="DIR", help="save each worker's output there")
     parser.add_argument("--seed", type=int, help="base of the workers' random numbers")
@@ -43,11 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_nested_launch()
     settings = Config(redirect_path=arguments.redirect_path, seed=arguments.seed)
     spec = read_resources(arguments.file)
-    if not Path(arguments.script).is_file():
-        raise ConfigError(
-            f"The script {arguments.script!r} is no file.",
-            hint="for example `parallax run hosts.yml -- train.py --epochs 3`.",
-        )
+    places = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
+    files = _files(arguments.script, arguments.arguments, places)
     redirect = None
     if settings.redirect_path is not None:
         redirect = made_directory(settings.redirect_path)
@@ -56,16 +53,33 @@ def run(arguments: argparse.Namespace) -> int:
         workers = workers_here(local_host(spec), settings.workers)
         command = [sys.executable, arguments.script, *arguments.arguments]
         launch_command(command, None, workers, redirect_path=redirect, seed=settings.seed)
-    places = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     execute(
         Launch(
             spec=spec,
             here=here,
             command=[arguments.script, *arguments.arguments],
             directory=os.getcwd(),
-            code=hash_files(script_files(arguments.script, places)),
+            code=hash_files(files),
             redirect=redirect,
             seed=settings.seed,
             default_workers=settings.workers,
         )
     )
+
+
+def _files(script: str, arguments: list[str], places: list[str]) -> list[str]:
+    """The files of the program's code.
+
+    Raises:
+        ConfigError: there is no such program.
+    """
+    hint = "for example `parallax run hosts.yml -- train.py --epochs 3`."
+    if script != "-m":
+        if not Path(script).is_file():
+            raise ConfigError(f"The script {script!r} is no file.", hint=hint)
+        return script_files(script, places)
+    files = module_files(arguments[0], places) if arguments else []
+    if not files:
+        name = arguments[0] if arguments else ""
+        raise ConfigError(f"The module {name!r} is not found here or in PYTHONPATH.", hint=hint)
+    return files
