@@ -215,3 +215,32 @@ def placement(world: World) -> dict[str, tuple[str, tuple[int, ...]]]:
         row.variable.name.split(".")[0]: (row.choice.synchronizer, row.choice.owners)
         for row in runner.plan.rows
     }
+
+
+def hot_table(world: World) -> tuple[dict[str, str], float]:
+    """A table that every batch reads all of, beside one that is read in part."""
+
+    def build() -> tuple[nn.ModuleDict, Callable[[torch.Tensor], torch.Tensor]]:
+        torch.manual_seed(0)
+        tables = nn.ModuleDict({"hot": nn.Embedding(4, 3), "cold": nn.Embedding(90, 3)}).double()
+        optimizer = torch.optim.Adam(tables.parameters(), 0.1)
+
+        def step(ids: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (tables["hot"](ids % 4) * tables["cold"](ids)).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return tables, step
+
+    alone, one_device = build()
+    _, step = build()
+    runner = Runner(step, discover(step), Config(workers=1, seed=1), world)
+    ids = torch.arange(16 * world.size) * 5 % 90
+    for _ in range(4):
+        one_device(ids)
+        runner.run(ids.view(world.size, -1)[world.rank])
+    found = runner.state_dict()["tables"]
+    worst = max(float((found[n] - p).abs().max()) for n, p in alone.state_dict().items())
+    return {row.variable.name: row.choice.synchronizer for row in runner.plan.rows}, worst

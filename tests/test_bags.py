@@ -43,3 +43,9 @@ def test_hybrid_places_tables_by_what_they_send(pool: Pool) -> None:
     assert len({owner for _, owner in owners}) == 3  # balanced
     assert all(len(owner) == 1 for _, owner in owners)
     assert chosen["flat"][0] in ("rows", "bags")
+
+
+def test_a_table_that_is_nearly_all_touched_is_summed_whole(pool: Pool) -> None:
+    for chosen, difference in pool.run(3, bag_steps.hot_table):
+        assert chosen == {"hot.weight": "allreduce", "cold.weight": "rows"}
+        assert difference <= 1e-10

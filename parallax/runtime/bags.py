@@ -1,11 +1,13 @@
 """Exchange of bags: owners sum the rows of a bag, and its gradient returns once.
 
 A bag of n rows of b bytes travels as b bytes instead of nb. A table lives on one worker, or row i
-on worker i mod N, each of which then sends its part of every bag. A step costs one message of
-counts, one of ids and bag sizes, and per dtype one of bags in each direction. Bytes sent per worker
-and step, for n ids in B bags of tables with one owner each: (N-1)/N (4n + 4B) for ids and sizes,
-(N-1)/N bB for bags served to others, and the same for gradients; N times the latter two and the
-sizes where rows are dealt out.
+on worker i mod N, each of which then sends its part of every bag. Where a batch looks up fewer
+distinct rows than that, these travel and are summed where they are wanted: each lookup, in each
+step, on each worker, takes what is less. A step costs one message of counts, one of ids and bag
+sizes, and per dtype one of values in each direction. Bytes sent per worker and step, for n ids in B
+bags, of u distinct rows: (N-1)/N (4n + 4B) for ids and sizes, (N-1)/N bB for bags served to others
+and as much for gradients, of tables with one owner each; N times the latter two and the sizes where
+rows are dealt out; (N-1)/N (4u + 2bu) where distinct rows travel.
 """
 
 from __future__ import annotations
@@ -23,6 +25,37 @@ from parallax.runtime.row_ids import bad_row
 from parallax.runtime.rows import aggregate
 from parallax.strategy.layout import cyclic_rows
 
+Part = tuple[torch.Tensor, torch.Tensor | None]
+"""Local rows of one owner, and how many each bag has of them."""
+
+
+@dataclass
+class _Query:
+    """One lookup of this worker."""
+
+    sizes: torch.Tensor
+    """Rows in each bag."""
+    parts: list[Part]
+    """By worker, the local rows to ask it for, and how many each bag has; without, each row of
+    them is wanted by itself."""
+    distinct: torch.Tensor | None
+    """By id, its place among the distinct rows, if these travel."""
+    single: bool
+    """Whether every bag has one row."""
+    values: list[int] = field(init=False)
+    """By worker, how many rows of values travel between this one and it."""
+    numbers: list[tuple[int, int]] = field(init=False)
+    """By worker, how many ids it is sent, and how many bag sizes."""
+
+    def __post_init__(self) -> None:
+        self.numbers = [
+            (ids.shape[0], 0 if sizes is None else sizes.shape[0]) for ids, sizes in self.parts
+        ]
+        self.values = [
+            ids if part[1] is None else sizes
+            for part, (ids, sizes) in zip(self.parts, self.numbers, strict=True)
+        ]
+
 
 @dataclass
 class _Served:
@@ -33,7 +66,7 @@ class _Served:
     sizes: torch.Tensor
     """Rows in each bag, worker by worker."""
     bags: list[int]
-    """Number of bags of each worker."""
+    """Number of bags of each worker; a row that is wanted by itself is one."""
 
 
 @dataclass
@@ -49,10 +82,8 @@ class _Message:
 class BagRequest:
     """One step's bags: what this worker asked for and what it serves."""
 
-    bags: list[int]
-    """Per lookup, how many bags this worker's batch has."""
-    sizes: list[torch.Tensor]
-    """Per lookup, the rows in each of them."""
+    queries: list[_Query]
+    """Per lookup."""
     served: dict[int, _Served]
     """By lookup, for those whose table this worker owns rows of."""
     messages: dict[torch.dtype, _Message] = field(default_factory=dict)
@@ -76,6 +107,10 @@ class BagExchange:
         self.control = control
         self.ids = [0] * len(spec.features)
         self.bags = [0] * len(spec.features)
+        self.numbers = [0] * len(spec.features)
+        """Ids and bag sizes sent, by lookup."""
+        self.values = [0] * len(spec.features)
+        """Rows or sums of rows received, by lookup."""
         self.steps = 0
         everyone = range(len(spec.features))
         self._to = [
@@ -99,10 +134,10 @@ class BagExchange:
         shards: Sequence[torch.Tensor],
     ) -> BagRequest:
         """See :func:`parallax.ops.resources.pull_bags`."""
-        flats, sizes, bad = self._read(inputs)
-        request = self._exchange_ids(flats, sizes, bad)
+        queries, bad = self._read(inputs)
+        request = BagRequest(queries, self._exchange_ids(queries, bad))
         sums = {
-            f: _sum_bags(shards[self.spec.features[f].table].detach(), served)
+            f: _sum_bags(shards[self.spec.features[f].table].detach(), served.ids, served.sizes)
             for f, served in request.served.items()
         }
         for dtype, own in self._by_dtype(range(len(self.spec.features))):
@@ -111,7 +146,7 @@ class BagExchange:
                 [parts[f][worker].reshape(-1) for f in own if f in parts]
                 for worker in range(self.world.size)
             ]
-            counts = [self._elements(own, worker, request.bags) for worker in self._workers()]
+            counts = [self._elements(own, worker, request) for worker in self._workers()]
             request.messages[dtype] = self._start(sent, counts, dtype, "bags: pull")
         return request
 
@@ -123,85 +158,114 @@ class BagExchange:
         dtypes = dict.fromkeys(self._table(f).dtype for f in chosen)
         return [(dtype, [f for f in chosen if self._table(f).dtype is dtype]) for dtype in dtypes]
 
-    def _elements(self, features: list[int], worker: int, bags: list[int]) -> int:
-        """Elements of this worker's bags that travel between it and ``worker``."""
+    def _elements(self, features: list[int], worker: int, request: BagRequest) -> int:
+        """Elements of this worker's values that travel between it and ``worker``."""
         served = self._to[worker]
-        return sum(bags[f] * self._table(f).width for f in features if f in served)
+        return sum(
+            request.queries[f].values[worker] * self._table(f).width
+            for f in features
+            if f in served
+        )
 
     def _read(
         self, inputs: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor], str]:
-        """Flat ids and bag sizes per lookup, and what is wrong with them."""
-        flats, sizes, bad = [], [], ""
+    ) -> tuple[list[_Query], str]:
+        """What to ask the owners for, and what is wrong with it."""
+        queries, bad = [], ""
         for f, (ids, offsets) in enumerate(inputs):
             table, feature = self._table(f), self.spec.features[f]
             flat = ids.reshape(-1)
+            sizes = _bag_sizes(feature, offsets, flat.numel())
             if flat.numel():
                 low, high = (int(bound) for bound in torch.aminmax(flat))
                 if low < 0 or high >= table.rows:
                     identifier = low if low < 0 else high
                     bad = bad or bad_row(self.world.rank, table.name, table.rows, identifier)
                     flat = flat.clamp(0, max(table.rows - 1, 0))
-            flats.append(flat)
-            sizes.append(_bag_sizes(feature, offsets, flat.numel()))
+            query = self._query(table, flat, sizes)
+            queries.append(query)
             self.ids[f] += flat.numel()
-            self.bags[f] += len(sizes[-1])
+            self.bags[f] += len(sizes)
+            self.values[f] += sum(query.values)
+            self.numbers[f] += sum(ids + sizes for ids, sizes in query.numbers)
         self.steps += 1
-        return flats, sizes, bad
+        return queries, bad
 
-    def _exchange_ids(
-        self, flats: list[torch.Tensor], sizes: list[torch.Tensor], bad: str
-    ) -> BagRequest:
-        features = len(flats)
-        parts: list[list[torch.Tensor]] = [[] for _ in self._workers()]
-        counts = [[0] * features for _ in self._workers()]
-        bags = [len(s) for s in sizes]
-        for f, (flat, own) in enumerate(zip(flats, sizes, strict=True)):
-            for worker, (ids, lengths) in self._deal(self._table(f), flat, own):
-                parts[worker] += [ids.to(self._kind), lengths.to(self._kind)]
-                counts[worker][f] = len(ids)
-        received_counts = self._exchange_counts(counts, bags, bad)
-        mine = self._mine()
-        pieces_by_worker = [
-            [n for f in mine for n in (row[f], row[features + f])] for row in received_counts
-        ]
-        sent = torch.cat([part for row in parts for part in row] or [torch.empty(0)]).to(self._kind)
-        totals = [sum(row) for row in pieces_by_worker]
-        received = torch.empty(sum(totals), dtype=self._kind, device=self.world.device)
-        sent_totals = [sum(len(part) for part in row) for row in parts]
-        self.world.all_to_all(received, sent, totals, sent_totals, "bags: ids").wait()
-        pieces = received.split([n for row in pieces_by_worker for n in row])
-        served = {}
-        step = 2 * len(mine)
-        for place, f in enumerate(mine):
-            served[f] = _Served(
-                torch.cat(pieces[2 * place :: step]),
-                torch.cat(pieces[2 * place + 1 :: step]),
-                [row[features + f] for row in received_counts],
-            )
-        return BagRequest(bags, sizes, served)
-
-    def _deal(
-        self, table: TableSpec, ids: torch.Tensor, sizes: torch.Tensor
-    ) -> Iterable[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
-        """For each owner, the local rows of its ids and how many each bag has."""
-        if table.owner is not None:
-            yield table.owner, (ids, sizes)
-            return
+    def _query(self, table: TableSpec, ids: torch.Tensor, sizes: torch.Tensor) -> _Query:
+        """Ask for bags, or for the distinct rows if these are fewer."""
         number = self.world.size
+        dealt = table.owner is None
+        stride = table.rows // number + 1
+        keys = (ids % number) * stride + ids // number if dealt else ids
+        distinct, places = torch.unique(keys, return_inverse=True)
+        # Without sizes to send besides.
+        if len(distinct) <= (number if dealt else 1) * len(sizes):
+            single = len(ids) == len(sizes) and bool((sizes == 1).all())
+            rows = self._by_owner(table, distinct, stride)
+            return _Query(sizes, [(part, None) for part in rows], places, single)
+        nobody: Part = (ids[:0], None)
+        parts: list[Part]
+        if table.owner is not None:
+            parts = [nobody] * number
+            parts[table.owner] = (ids, sizes)
+            return _Query(sizes, parts, None, False)
         bag = torch.arange(len(sizes), device=ids.device).repeat_interleave(sizes)
         owners = ids % number
+        parts = []
         for worker in self._workers():
             own = owners == worker
-            yield worker, (ids[own] // number, torch.bincount(bag[own], minlength=len(sizes)))
+            lengths = torch.bincount(bag[own], minlength=len(sizes))
+            parts.append((ids[own] // number, lengths))
+        return _Query(sizes, parts, None, False)
 
-    def _exchange_counts(
-        self, counts: list[list[int]], bags: list[int], bad: str
-    ) -> list[list[int]]:
-        """By worker, how many ids and bags of each lookup it sends here; with control words."""
-        size, width = self.world.size, INTEGERS + 2 * len(bags)
+    def _by_owner(self, table: TableSpec, keys: torch.Tensor, stride: int) -> list[torch.Tensor]:
+        """Distinct rows by the worker that owns them, by their numbers there."""
+        if table.owner is not None:
+            return [keys if worker == table.owner else keys[:0] for worker in self._workers()]
+        bounds = torch.arange(1, self.world.size, device=keys.device) * stride
+        ends = torch.searchsorted(keys, bounds)
+        return list((keys % stride).tensor_split(ends.cpu()))
+
+    def _exchange_ids(self, queries: list[_Query], bad: str) -> dict[int, _Served]:
+        features = len(queries)
+        parts: list[list[torch.Tensor]] = [[] for _ in self._workers()]
+        counts = [[0] * (2 * features) for _ in self._workers()]
+        for worker in self._workers():
+            for f in self._to[worker]:
+                ids, sizes = queries[f].parts[worker]
+                parts[worker].append(ids)
+                if sizes is not None:
+                    parts[worker].append(sizes)
+                counts[worker][2 * f : 2 * f + 2] = queries[f].numbers[worker]
+        received_counts = self._exchange_counts(counts, bad)
+        mine = self._mine()
+        pieces_by_worker = [
+            [n for f in mine for n in row[2 * f : 2 * f + 2]] for row in received_counts
+        ]
+        flat = [part for row in parts for part in row]
+        sent = torch.cat(flat).to(self._kind) if flat else torch.empty(0, dtype=self._kind)
+        totals = [sum(row) for row in pieces_by_worker]
+        received = torch.empty(sum(totals), dtype=self._kind, device=self.world.device)
+        sent_totals = [sum(row) for row in counts]
+        self.world.all_to_all(received, sent, totals, sent_totals, "bags: ids").wait()
+        pieces = received.split([n for row in pieces_by_worker for n in row])
+        step = 2 * len(mine)
+        served = {}
+        for place, f in enumerate(mine):
+            rows, given = pieces[2 * place :: step], pieces[2 * place + 1 :: step]
+            each = [
+                own if own.shape[0] else torch.ones_like(part)
+                for part, own in zip(rows, given, strict=True)
+            ]
+            bags = [part.shape[0] for part in each]
+            served[f] = _Served(torch.cat(rows), torch.cat(each), bags)
+        return served
+
+    def _exchange_counts(self, counts: list[list[int]], bad: str) -> list[list[int]]:
+        """By worker, how many ids and bag sizes of each lookup it sends here; control words."""
+        size, width = self.world.size, INTEGERS + len(counts[0])
         words = self.control.integers(bad)
-        sent = torch.tensor([[*words, *row, *bags] for row in counts], device=self.world.device)
+        sent = torch.tensor([[*words, *row] for row in counts], device=self.world.device)
         received = torch.empty_like(sent)
         self.world.all_to_all(
             received.view(-1), sent.view(-1), [width] * size, [width] * size, "bags: counts"
@@ -222,25 +286,33 @@ class BagExchange:
 
     def pulled(self, request: BagRequest) -> list[torch.Tensor]:
         """See :func:`parallax.ops.resources.pulled_bags`."""
-        result: dict[int, torch.Tensor] = {}
+        arrived: dict[int, list[torch.Tensor]] = {}
         for dtype, own in self._by_dtype(range(len(self.spec.features))):
             message = request.messages.pop(dtype)
             message.pending.wait()
-            order = [f for worker in self._workers() for f in own if f in self._to[worker]]
-            sizes = [request.bags[f] * self._table(f).width for f in order]
-            for f, part in zip(order, message.received.split(sizes), strict=True):
-                known = result.get(f)
-                result[f] = part if known is None else known.add_(part)
-        return [
-            self._scaled(f, request, value.view(-1, *self._table(f).row_shape))
-            for f, value in sorted(result.items())
-        ]
+            order = [(w, f) for w in self._workers() for f in own if f in self._to[w]]
+            sizes = [request.queries[f].values[w] * self._table(f).width for w, f in order]
+            for (_, f), part in zip(order, message.received.split(sizes), strict=True):
+                arrived.setdefault(f, []).append(part.view(-1, *self._table(f).row_shape))
+        return [self._bags(f, request.queries[f], parts) for f, parts in sorted(arrived.items())]
 
-    def _scaled(self, feature: int, request: BagRequest, value: torch.Tensor) -> torch.Tensor:
+    def _bags(self, feature: int, query: _Query, parts: list[torch.Tensor]) -> torch.Tensor:
+        """One lookup's bags from what owners sent: distinct rows, or their parts of each bag."""
+        if query.distinct is None:
+            value = parts[0] if self._table(feature).owner is not None else _sum(parts)
+        else:
+            rows = parts[0] if len(parts) == 1 else torch.cat(parts)
+            if query.single:
+                value = rows.index_select(0, query.distinct)
+            else:
+                value = _sum_bags(rows, query.distinct, query.sizes)
+        return self._scaled(feature, query, value)
+
+    def _scaled(self, feature: int, query: _Query, value: torch.Tensor) -> torch.Tensor:
         """Means of bags from their sums, and gradients of the sums from those of the means."""
         if not self.spec.features[feature].mean:
             return value
-        sizes = request.sizes[feature].clamp(min=1)
+        sizes = query.sizes.clamp(min=1)
         return value / sizes.view(-1, *[1] * (value.dim() - 1))
 
     # -- Push -----------------------------------------------------------------------------
@@ -252,8 +324,11 @@ class BagExchange:
         given = dict(zip(features, gradients, strict=True))
         messages = {}
         for dtype, own in self._by_dtype(features):
-            values = {f: self._weighted(f, request, given[f]) for f in own}
-            sent = [[values[f] for f in own if f in self._to[worker]] for worker in self._workers()]
+            values = {f: self._weighted(f, request.queries[f], given[f]) for f in own}
+            sent = [
+                [values[f][worker] for f in own if f in self._to[worker]]
+                for worker in self._workers()
+            ]
             mine = [f for f in own if f in request.served]
             counts = [
                 sum(request.served[f].bags[worker] * self._table(f).width for f in mine)
@@ -262,16 +337,24 @@ class BagExchange:
             messages[dtype] = self._start(sent, counts, dtype, "bags: push")
         return SentBags(request, list(features), messages)
 
-    def _weighted(self, feature: int, request: BagRequest, gradient: torch.Tensor) -> torch.Tensor:
-        """A flat gradient of the bags' sums, in a buffer of our own."""
+    def _weighted(self, feature: int, query: _Query, gradient: torch.Tensor) -> list[torch.Tensor]:
+        """By worker, the flat gradient of what it sent: of bags' sums, or of distinct rows."""
         table = self._table(feature)
+        counts = query.values
         if self.control.is_empty:
-            count = request.bags[feature] * table.width
-            return torch.zeros(count, dtype=table.dtype, device=self.world.device)
-        gradient = self._scaled(feature, request, gradient)
+            zeros = torch.zeros(sum(counts) * table.width, dtype=table.dtype)
+            return list(zeros.to(self.world.device).split([n * table.width for n in counts]))
+        gradient = self._scaled(feature, query, gradient)
         if table.average:
             gradient = gradient * (self.control.weight / self.control.total)
-        return gradient.reshape(-1)
+        if query.distinct is None:
+            return [gradient.reshape(-1)] * self.world.size
+        if not query.single:
+            total = len(query.distinct)
+            gradient = gradient.repeat_interleave(query.sizes, 0, output_size=total)
+        rows = gradient.new_zeros((sum(counts), *table.row_shape))
+        rows.index_add_(0, query.distinct, gradient)
+        return [part.reshape(-1) for part in rows.split(counts)]
 
     def receive(self, sent: SentBags, tables: Sequence[int]) -> list[Any]:
         """See :func:`parallax.ops.resources.receive_bags`."""
@@ -313,13 +396,21 @@ def _bag_sizes(feature: BagFeature, offsets: torch.Tensor, ids: int) -> torch.Te
     return offsets.diff()
 
 
-def _sum_bags(shard: torch.Tensor, served: _Served) -> torch.Tensor:
-    """Sums of the served bags; a bag without rows here is zero."""
-    sizes = served.sizes.long()
-    if not len(served.ids):
-        return shard.new_zeros((len(sizes), *shard.shape[1:]))
-    offsets = sizes.cumsum(0) - sizes
+def _sum_bags(rows: torch.Tensor, ids: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+    """Sums of bags of rows; an empty one is zero."""
+    if not len(ids):
+        return rows.new_zeros((len(sizes), *rows.shape[1:]))
+    if len(ids) == len(sizes) and bool((sizes == 1).all()):
+        return rows.index_select(0, ids)
+    sizes = sizes.long()
     sums: torch.Tensor = torch.nn.functional.embedding_bag(
-        served.ids.long(), shard, offsets, mode="sum"
+        ids.long(), rows, sizes.cumsum(0) - sizes, mode="sum"
     )
     return sums
+
+
+def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
+    result = parts[0]
+    for part in parts[1:]:
+        result.add_(part)
+    return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -38,19 +37,20 @@ def measured(
 def _bags(variables: Mapping[str, Variable], exchange: BagExchange) -> dict[str, Variable]:
     if not exchange.steps:
         return {}
-    ids: Counter[str] = Counter()
-    bags: Counter[str] = Counter()
+    counts: dict[str, list[float]] = {}
     for index, feature in enumerate(exchange.spec.features):
-        name = exchange.spec.tables[feature.table].name
-        ids[name] += exchange.ids[index]
-        bags[name] += exchange.bags[index]
+        total = counts.setdefault(exchange.spec.tables[feature.table].name, [0.0] * 4)
+        measured = (exchange.ids, exchange.bags, exchange.values, exchange.numbers)
+        for place, numbers in enumerate(measured):
+            total[place] += numbers[index] / exchange.steps
     return {
         name: replace(
             variables[name],
-            ids_per_step=ids[name] / exchange.steps,
-            bags_per_step=bags[name] / exchange.steps,
+            ids_per_step=ids,
+            bags_per_step=bags,
+            travelled=(values, numbers),
         )
-        for name in ids
+        for name, (ids, bags, values, numbers) in counts.items()
         if name in variables
     }
 

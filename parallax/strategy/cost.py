@@ -10,6 +10,7 @@ rows             2 (N-1)/N αb  +  4 (N-1)/N αV       rows and row gradients; i
 allgather        (N-1) αb  +  8 (N-1) αV             row gradients to all; ids of 8 bytes
 bags, one owner  2 (N-1)/N Br  +  4 (N-1)/N (n + B)  bags and their gradients; ids, bag sizes
 bags, dealt out  2 (N-1) Br  +  4 (N-1) (n/N + B)    parts of each bag from every owner
+bags, either     2 (N-1)/N αb  +  4 (N-1)/N αV       distinct rows, where they are fewer
 ===============  ==============================================================================
 
 with n ids in B bags a worker and step, and r bytes in a row. The paper counts a server's own part
@@ -38,9 +39,17 @@ def bytes_per_step(variable: Variable, choice: VariableStrategy, workers: int) -
     if choice.synchronizer == "allgather":
         return others * (alpha * variable.bytes + 8 * touched)
     if choice.synchronizer == "bags":
-        ids, bags = variable.ids_per_step, variable.bags_per_step
         row = variable.bytes / max(variable.rows, 1)
-        if choice.partition == "whole":
-            return share * (2 * bags * row + 4 * (ids + bags))
-        return others * (2 * bags * row + 4 * (ids / workers + bags))
+        values, numbers = variable.travelled or _bags(variable, choice, touched, workers)
+        return share * (2 * values * row + 4 * numbers)
     return 0.0
+
+
+def _bags(
+    variable: Variable, choice: VariableStrategy, touched: float, workers: int
+) -> tuple[float, float]:
+    """Values, and ids with bag sizes, that one worker's lookups need."""
+    bags = variable.bags_per_step * (1 if choice.partition == "whole" else workers)
+    if touched <= bags:
+        return touched, touched
+    return bags, variable.ids_per_step + bags
