@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from benchmarks.virtual_cluster import VirtualCluster, missing_requirement
 
 # What ends a run ends it within this, also on a machine that does other things.
 SECONDS = 30.0
+# Every agent and many a worker imports torch, all on the same few cores.
+START_SECONDS = 150.0
 PROLOGUE = """
 import json, os, signal, sys, time
 from parallax.cluster.begin import begin
@@ -65,6 +68,14 @@ class ClusterRun(Run):
         ]
         for reader in self.readers:
             reader.start()
+
+    def wait_for(
+        self, pattern: str, times: int = 1, seconds: float = START_SECONDS
+    ) -> list[re.Match[str]]:
+        return super().wait_for(pattern, times, seconds)
+
+    def end(self, seconds: float = START_SECONDS) -> int:
+        return super().end(seconds)
 
     def left(self) -> dict[str, dict[int, str]]:
         """What runs on the hosts."""
