@@ -207,6 +207,7 @@ def test_a_login_shell_that_prints(site: Site) -> None:
     site.hide("vhost2", Path.home() / ".bashrc", noise)
     run = site.check()
     assert run.end() == 0, run.text()
+    run.wait_for(r"^parallax: vhost2: Python .* \(it printed 'no line end' on login\)")
     noise.write_text("echo Go away; exit 1\n")
     run = site.check()
     assert run.end() == 3, run.text()

@@ -39,6 +39,7 @@ from parallax.cluster.spec import ClusterSpec, Host
 from parallax.cluster.ssh import default_python, package_parent
 from parallax.cluster.store_address import store_address
 from parallax.cluster.verdict import Failure, Verdict
+from parallax.config import configure_logging
 from parallax.errors import LaunchError, ParallaxError
 
 __all__ = ["Launch", "Launcher", "main", "run_launch"]
@@ -104,7 +105,7 @@ def run_launch(launch: Launch) -> int:
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     try:
         redirect = Path(launch.redirect) if launch.redirect is not None else None
-        output = ClusterOutput(redirect)
+        output = ClusterOutput(redirect, not configure_logging().isEnabledFor(logging.INFO))
     except OSError as error:
         raise LaunchError(f"redirect_path cannot be made: {error}.") from error
     try:
@@ -242,7 +243,7 @@ class Launcher:
                 reports[link] = message
                 waiting.discard(link)
                 seconds = time.monotonic() - begun
-                self._output.say(f"{link.name}: {summary(message)} ({seconds:.1f} s)")
+                self._output.say(f"{link.name}: {summary(message)} ({seconds:.1f} s){_noise(link)}")
             elif isinstance(message, Lost | wire.Trouble):
                 waiting.discard(link)
                 reports.pop(link, None)

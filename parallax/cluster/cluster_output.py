@@ -29,12 +29,14 @@ class ClusterOutput:
     Args:
         redirect: directory that also receives each worker's output, as ``worker-0.out`` and
             ``worker-0.err``; those of an earlier run are overwritten.
+        quiet: whether lines of the launcher's own about what goes well are left out.
 
     Raises:
         OSError: the directory cannot be made.
     """
 
-    def __init__(self, redirect: Path | None) -> None:
+    def __init__(self, redirect: Path | None, quiet: bool = False) -> None:
+        self._quiet = quiet
         if redirect is not None:
             redirect.mkdir(parents=True, exist_ok=True)
         self.redirect = redirect
@@ -63,8 +65,9 @@ class ClusterOutput:
         self._emit(key, marker.feed(data))
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own."""
-        self._put(2, f"parallax: {text}\n".encode(errors="replace"))
+        """A line of the launcher's own, of what goes well."""
+        if not self._quiet:
+            self._put(2, f"parallax: {text}\n".encode(errors="replace"))
 
     def write(self, text: str) -> None:
         """Lines as they are, to standard error."""
