@@ -10,6 +10,9 @@ from collections.abc import Callable
 import pytest
 from launching import BLOCKED, Run
 
+# Seconds: at once, but for what a busy machine takes; torchrun alone would wait for 30.
+SOON = 12
+
 
 @pytest.mark.parametrize(
     ("failure", "status", "shown", "last"),
@@ -53,7 +56,7 @@ while not os.path.exists("go"):
     started = time.monotonic()
     (run.temporary.parent / "go").touch()
     assert run.end() == status, run.text()
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < SOON
     for line in shown:
         assert f"[worker 1] {line}" in run.err
     assert f"parallax: {last}" in run.err[-1]
@@ -80,7 +83,7 @@ raise PeerError("worker 0 no longer answers.")
     started = time.monotonic()
     (run.temporary.parent / "go").touch()
     assert run.end() == 3, run.text()
-    assert 4 < time.monotonic() - started < 10
+    assert 4 < time.monotonic() - started < 25
     assert "worker 1 failed with exit status 3" in run.err[-1]
     run.assert_nothing_left()
 
@@ -110,7 +113,7 @@ time.sleep(100)
     # As a terminal does: to the whole group, which is the launcher alone.
     os.killpg(run.process.pid, number)
     assert run.end() == status, run.text()
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < SOON
     assert f"parallax: stopped by {number.name}; no worker is left" in run.err[-1]
     assert not any("Traceback" in line for line in run.err)
     run.assert_nothing_left()
@@ -140,7 +143,7 @@ def test_a_second_interrupt_ends_at_once(start_script: Callable[..., Run]) -> No
     run.wait_for("busy", times=2)
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 130, run.text()
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < SOON
     run.assert_nothing_left()
 
 

@@ -152,6 +152,7 @@ def _capture_once(
             warnings.filterwarnings("ignore", message="Sparse invariant checks")
             module = trace(program, [*reals, *number_fakes, *batch_fakes])
             guards = _guards(env, module)
+            env.release()
     except ParallaxError:
         raise
     except Exception as error:

@@ -99,6 +99,12 @@ class ScalarEnv(ShapeEnv):
         """Where to look for the node that computes a symbol."""
         self._tracer = tracer
 
+    def release(self) -> None:
+        """Let go of the capture: torch's caches keep a ShapeEnv itself for a long time."""
+        self._tracer = None
+        self.values = {}
+        self.pending = []
+
     def evaluate_expr(self, orig_expr: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return super().evaluate_expr(orig_expr, *args, **kwargs)
