@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from parallax.cluster.addresses import is_this_machine
 from parallax.cluster.begin import begin
-from parallax.cluster.local_workers import local_host, workers_here
+from parallax.cluster.local_workers import local_host, pin_devices, workers_here
 from parallax.cluster.resource_yaml import to_yaml
 from parallax.cluster.resources import read_resources
 from parallax.cluster.spec import ClusterSpec, Host, Link, Ssh
@@ -338,6 +338,24 @@ def test_workers_of_this_machine(tmp_path: Path) -> None:
     spec = read(tmp_path, "localhost: 0\n127.0.0.1: 1")
     raised(
         lambda: local_host(spec), LaunchError, ":2: '127.0.0.1' and 'localhost' (line 1) are both"
+    )
+
+
+def test_devices_of_this_machine() -> None:
+    """A host with four CUDA devices, as far as variables go."""
+    variables: dict[str, str] = {"CUDA_VISIBLE_DEVICES": "3"}
+    assert not pin_devices(Host("a"), 4, variables)
+    assert not pin_devices(Host("a", (0, 1)), 0, variables)
+    assert variables == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert pin_devices(Host("a", (2,)), 4, variables)
+    assert variables == {"CUDA_VISIBLE_DEVICES": "2"}
+    assert pin_devices(Host("a", cpus=1), 4, variables)
+    assert variables == {"CUDA_VISIBLE_DEVICES": ""}
+    assert not pin_devices(Host("a", (0,)), 4, variables)
+    assert variables == {"CUDA_VISIBLE_DEVICES": "0"}
+    sentence = "a has devices 0 to 3, but 4, 7 was asked for."
+    raised(
+        lambda: pin_devices(Host("a", (0, 4, 7)), 4, variables), LaunchError, sentence, "cpus: N"
     )
 
 

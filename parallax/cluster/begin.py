@@ -7,7 +7,7 @@ import socket
 
 from parallax.cluster.cluster_launch import launch_cluster
 from parallax.cluster.launch import launch_local_workers
-from parallax.cluster.local_workers import local_host, workers_here
+from parallax.cluster.local_workers import local_host, pin_devices, workers_here
 from parallax.cluster.resources import read_resources
 from parallax.config import Config
 from parallax.errors import LaunchError
@@ -44,5 +44,6 @@ def begin(resource_info: str | os.PathLike[str] | None, settings: Config) -> Non
                 hint="start the script there, or add this machine to the file.",
             )
     workers = workers_here(host, settings.workers)
-    if workers > 1:
+    pinned = host is not None and pin_devices(host)
+    if workers > 1 or pinned:
         launch_local_workers(workers, redirect_path=settings.redirect_path, seed=settings.seed)

@@ -135,6 +135,7 @@ class Launcher:
         self._signal: int | None = None
         self._events: asyncio.Queue[tuple[HostLink, Event] | int] = asyncio.Queue()
         self._unconfirmed: list[str] = []
+        self._ranks: dict[HostLink, range] = {}
         hosts = list(launch.spec.hosts)
         if launch.here is not None:
             # Worker 0 and the store are here, so ranks begin here.
@@ -301,6 +302,7 @@ class Launcher:
         first = 0
         for node, link in enumerate(self._links):
             link.send(wire.Start(node, len(self._links), first, address, port, seed))
+            self._ranks[link] = range(first, first + counts[node])
             first += counts[node]
 
     async def _open_store(self, address: str) -> int:
@@ -358,10 +360,13 @@ class Launcher:
             self._verdict.host_ended(link.name, message)
         elif isinstance(message, Lost):
             running.discard(link)
-            self._verdict.host_lost(link.name, message.problem, message.hint)
+            self._verdict.host_lost(
+                link.name, message.problem + self._workers_of(link), message.hint
+            )
         elif isinstance(message, wire.Trouble):
             running.discard(link)
-            self._verdict.host_lost(link.name, self._name(link, message), message.hint)
+            problem = self._name(link, message) + self._workers_of(link)
+            self._verdict.host_lost(link.name, problem, message.hint)
 
     def _find_silent(self, running: set[HostLink]) -> None:
         for link in [link for link in running if link.silence() > link.order.lease]:
@@ -370,9 +375,18 @@ class Launcher:
             self._verdict.host_lost(
                 link.name,
                 f"{link.name} has not been heard of for {link.silence():.0f} s: the host or the "
-                "way to it is down",
+                f"way to it is down{self._workers_of(link)}",
                 "its agent ends the workers there by itself.",
             )
+
+    def _workers_of(self, link: HostLink) -> str:
+        """Which workers ran on a host, as the end of a sentence about it."""
+        ranks = self._ranks.get(link)
+        if not ranks:
+            return ""
+        if len(ranks) == 1:
+            return f"; worker {ranks[0]} ran there"
+        return f"; workers {ranks[0]} to {ranks[-1]} ran there"
 
     def _tell(self, running: set[HostLink], number: int) -> None:
         for link in running:

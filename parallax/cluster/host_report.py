@@ -11,32 +11,26 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from parallax.cluster.wire import Order, Report
 
-__all__ = ["cores", "hash_files", "make_report", "package_hash", "torch_version"]
+__all__ = ["cores", "cuda_devices", "hash_files", "make_report", "package_hash", "torch_version"]
 
 _DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 _COUNT = "import torch; print(torch.cuda.device_count())"
 _SECONDS = 60
+DEVICES_HINT = "name devices that it has, or `cpus: N` for N workers on the CPU."
 
 
 def make_report(order: Order) -> Report:
     """Looks at this host, and at what the order asks of it."""
-    devices = _cuda_devices() if order.cpus is None else 0
+    devices = cuda_devices() if order.cpus is None else 0
     problems = []
     if order.devices is not None:
-        lacking = [number for number in order.devices if number >= devices]
-        if lacking:
-            has = f"has devices 0 to {devices - 1}" if devices else "has no CUDA devices"
-            problems.append(
-                (
-                    f"{has}, but {', '.join(map(str, lacking))} was asked for",
-                    "name devices that it has, or `cpus: N` for N workers on the CPU.",
-                )
-            )
+        if (lacking := lacking_devices(order.devices, devices)) is not None:
+            problems.append((lacking, DEVICES_HINT))
         workers = len(order.devices)
     else:
         workers = order.cpus or devices or order.default_workers
@@ -66,6 +60,15 @@ def make_report(order: Order) -> Report:
         problems=problems,
         peer=os.environ.get("SSH_CONNECTION", "").partition(" ")[0],
     )
+
+
+def lacking_devices(asked: Sequence[int], devices: int) -> str | None:
+    """That a host lacks devices which it is asked for, or None; completes "host ..."."""
+    lacking = [number for number in asked if number >= devices]
+    if not lacking:
+        return None
+    has = f"has devices 0 to {devices - 1}" if devices else "has no CUDA devices"
+    return f"{has}, but {', '.join(map(str, lacking))} was asked for"
 
 
 def hash_files(paths: Iterable[str]) -> dict[str, str]:
@@ -109,7 +112,8 @@ def torch_version() -> str:
         return ""
 
 
-def _cuda_devices() -> int:
+def cuda_devices() -> int:
+    """Number of CUDA devices of this machine, whatever CUDA_VISIBLE_DEVICES shows of them."""
     if not any(glob.glob(pattern) for pattern in _DEVICE_FILES):
         return 0
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}

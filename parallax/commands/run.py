@@ -13,7 +13,7 @@ from parallax.cluster.code_files import module_files, script_files
 from parallax.cluster.environment import refuse_nested_launch
 from parallax.cluster.host_report import hash_files
 from parallax.cluster.launch import launch_command, made_directory
-from parallax.cluster.local_workers import local_host, workers_here
+from parallax.cluster.local_workers import local_host, pin_devices, workers_here
 from parallax.cluster.resources import read_resources
 from parallax.config import Config
 from parallax.errors import ConfigError
@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     here = find_here(spec)
     if len(spec.hosts) == 1:
         workers = workers_here(local_host(spec), settings.workers)
+        pin_devices(spec.hosts[0])
         command = [sys.executable, arguments.script, *arguments.arguments]
         launch_command(command, None, workers, redirect_path=redirect, seed=settings.seed)
     execute(
