@@ -71,6 +71,9 @@ def main(arguments: list[str] | None = None) -> int:
                 console.print(report.table(results[-1]))
                 if args.json:
                     report.write_json(results, Path(args.json))
+                if args.markdown:
+                    text = "\n".join(report.markdown(result) for result in results)
+                    Path(args.markdown).write_text(text)
     except VirtualClusterError as error:
         print(error, file=sys.stderr)
         return 2
@@ -221,6 +224,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--packages", default="", help="directory with TorchRec, see benchmarks/peers/torchrec.txt")
     add("--quick", action="store_true", help="tiny models: see that all works")
     add("--json", help="write the figures to this file")
+    add("--markdown", help="write the tables to this file")
     add("--plot", help="draw the step times to this file, if matplotlib is installed")
     return parser
 

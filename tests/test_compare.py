@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from rich.console import Console
 
 from benchmarks import compare
 from benchmarks.comparison import report
 from benchmarks.comparison.limits import Lookups, least_bytes, lookups_of_step
-from benchmarks.comparison.report import Comparison
+from benchmarks.comparison.report import Comparison, Row
 from benchmarks.comparison.values import Trial, Turn
 from benchmarks.namespaces import missing_requirement
 from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS
@@ -101,6 +104,37 @@ def test_ratios_are_of_rounds_in_which_both_took_part() -> None:
     assert rows["fsdp2"].failure == "did not end"
     assert report.reached(played, wire=0.0) == 0.5
     assert report.reached(played, wire=0.8) == pytest.approx(0.8)
+
+
+def test_a_table_says_what_failed_and_what_the_limit_is() -> None:
+    row = Row(HYBRID, "", 0.2, 1.0, 1.0, 1.0, 3, 2.5e6, 3e6, 10**9, [0.5])
+    failed = Row("fsdp2", "did not end within 9 s")
+    result = Comparison("dlrm", 4, 1, "1gbit", [row, failed], 0.1, 2e6, 0.016, 0.5)
+    assert report.markdown(result) == (
+        "**dlrm: 4 hosts x 1, 1gbit.** Limit: max(computation 100 ms, 2.00 MB that must cross ="
+        " 16 ms); parallax-hybrid reaches 50% of it.\n"
+        "\n"
+        "| system | ms/step | time / hybrid | quartiles | rounds | MB sent | MB most | peak MB |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| parallax-hybrid | 200.0 | 1.00 | 1.00 - 1.00 | 3 | 2.50 | 3.00 | 1,000 |\n"
+        "| fsdp2 | fails | - | - | - | - | - | - |\n"
+        "\n"
+        "fsdp2: did not end within 9 s\n"
+    )
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(report.table(result))
+    assert "did not end within 9 s" in console.export_text()
+
+
+def test_a_plot_is_drawn_or_says_why_not(tmp_path: Path) -> None:
+    row = Row(HYBRID, "", 0.2, 1.0, 1.0, 1.0, 3, 2.5e6, 3e6, 10**9, [0.5])
+    result = Comparison("dlrm", 4, 1, "1gbit", [row], 0.1, 2e6, 0.016, 0.5)
+    why = report.plot([result], tmp_path / "plot.png")
+    if importlib.util.find_spec("matplotlib") is None:
+        assert why == "no plot: matplotlib is not installed (pip install matplotlib)"
+    else:
+        assert why is None
+        assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
 def test_systems_share_processes_as_far_as_memory_goes() -> None:

@@ -14,6 +14,7 @@ from benchmarks.pairing import Paired
 from benchmarks.peers.systems import COMPUTATION, HYBRID
 
 MEGA = 1e6
+HEADINGS = ("ms/step", "time / hybrid", "quartiles", "rounds", "MB sent", "MB most", "peak MB")
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -134,36 +135,54 @@ def reached(turns: Sequence[Turn], wire: float) -> float:
 
 def table(result: Comparison) -> Table:
     """For a terminal."""
-    made = Table(
-        title=f"{result.workload}: {result.hosts} hosts x {result.workers_per_host}, "
-        f"{result.rate or 'not shaped'}",
-        caption=f"limit: max(computation {result.computation * 1e3:,.0f} ms, "
-        f"{result.cross_bytes / MEGA:,.2f} MB that must cross = {result.wire * 1e3:,.0f} ms); "
-        f"{HYBRID} reaches {result.share:.0%} of it",
-        title_justify="left",
-        caption_justify="left",
-    )
+    title, caption = _words(result)
+    failures = [f"{row.system}: {row.failure}" for row in result.rows if row.failure]
+    caption = "\n".join([caption, *failures])
+    made = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
     made.add_column("system")
-    headings = ("ms/step", "time / hybrid", "quartiles", "rounds", "MB sent", "MB most", "peak MB")
-    for heading in headings:
+    for heading in HEADINGS:
         made.add_column(heading, justify="right")
-    made.add_column("loss")
     for row in result.rows:
-        if row.failure:
-            made.add_row(row.system, *["-"] * len(headings), row.failure)
-            continue
-        made.add_row(
-            row.system,
-            f"{row.seconds * 1e3:,.1f}",
-            f"{row.ratio:.2f}",
-            f"{row.low:.2f} - {row.high:.2f}",
-            f"{row.rounds}",
-            f"{row.sent_bytes / MEGA:,.2f}",
-            f"{row.most_bytes / MEGA:,.2f}",
-            f"{row.peak_bytes / MEGA:,.0f}",
-            f"{row.losses[-1]:.5f}",
-        )
+        made.add_row(*_cells(row))
     return made
+
+
+def markdown(result: Comparison) -> str:
+    """For a page of the documentation."""
+    title, caption = _words(result)
+    lines = [f"**{title}.** {caption}", ""]
+    lines.append(" | ".join(["| system", *HEADINGS]) + " |")
+    lines.append("| --- " * (len(HEADINGS) + 1) + "|")
+    for row in result.rows:
+        lines.append(f"| {' | '.join(_cells(row))} |")
+    lines += [f"\n{row.system}: {row.failure}" for row in result.rows if row.failure]
+    return "\n".join(lines) + "\n"
+
+
+def _words(result: Comparison) -> tuple[str, str]:
+    """Title and caption."""
+    rate = result.rate or "not shaped"
+    return (
+        f"{result.workload}: {result.hosts} hosts x {result.workers_per_host}, {rate}",
+        f"Limit: max(computation {result.computation * 1e3:,.0f} ms, "
+        f"{result.cross_bytes / MEGA:,.2f} MB that must cross = {result.wire * 1e3:,.0f} ms); "
+        f"{HYBRID} reaches {result.share:.0%} of it.",
+    )
+
+
+def _cells(row: Row) -> list[str]:
+    if row.failure:
+        return [row.system, "fails", *["-"] * (len(HEADINGS) - 1)]
+    return [
+        row.system,
+        f"{row.seconds * 1e3:,.1f}",
+        f"{row.ratio:.2f}",
+        f"{row.low:.2f} - {row.high:.2f}",
+        f"{row.rounds}",
+        f"{row.sent_bytes / MEGA:,.2f}",
+        f"{row.most_bytes / MEGA:,.2f}",
+        f"{row.peak_bytes / MEGA:,.0f}",
+    ]
 
 
 def write_json(results: Sequence[Comparison], path: Path) -> None:
