@@ -23,7 +23,7 @@ class System:
         option: passed to the module's ``build``.
         fits: whether the system can train it.
         lossy: the numbers are not those of one device.
-        apart: it may end the processes that hold it, so it shares them with HYBRID alone.
+        apart: it is known to end processes that hold it, and shares them with HYBRID alone.
     """
 
     name: str
