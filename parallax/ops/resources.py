@@ -84,13 +84,17 @@ class BagsSpec:
 
 @dataclass(frozen=True)
 class BucketEntry:
-    """One gradient of a phase: its place among the phase's gradients and in a bucket."""
+    """One gradient of a phase: its place among the phase's gradients and in a bucket.
+
+    ``by_host``: it is summed inside each host before it is summed between hosts.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     average: bool
     bucket: int
+    by_host: bool = False
 
 
 @dataclass(frozen=True)

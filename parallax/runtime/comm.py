@@ -39,6 +39,8 @@ class Traffic:
     sent: Counter[str] = field(default_factory=Counter)
     across: Counter[str] = field(default_factory=Counter)
     """Those of them that went to another host."""
+    waited: float = 0.0
+    """Seconds spent waiting for messages."""
 
     def add(self, purpose: str, count: float, across: float) -> None:
         self.sent[purpose] += round(count)
@@ -77,6 +79,13 @@ class Pending:
         if self._work is None:
             return
         work, self._work = self._work, None
+        started = time.perf_counter()
+        try:
+            self._finish(work)
+        finally:
+            self._world.traffic.waited += time.perf_counter() - started
+
+    def _finish(self, work: Any) -> None:
         if self._world.device.type == "cuda":
             work.wait()
             return

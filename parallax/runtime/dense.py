@@ -16,9 +16,10 @@ from parallax.runtime.control import FLOATS, StepControl
 class _Bucket:
     """A flat buffer for several gradients and the control words."""
 
-    def __init__(self, dtype: torch.dtype, average: bool) -> None:
+    def __init__(self, dtype: torch.dtype, average: bool, by_host: bool) -> None:
         self.dtype = dtype
         self.average = average
+        self.by_host = by_host
         self.entries: list[int] = []
         self.filled = 0
         self.pending: Pending | None = None
@@ -26,6 +27,7 @@ class _Bucket:
         self.buffer = torch.empty(0)
         self.received = torch.empty(0)
         self.result = torch.empty(0)
+        self.part = torch.empty(0)
 
 
 class Buckets:
@@ -51,7 +53,7 @@ class Buckets:
         by_number: dict[int, _Bucket] = {}
         for entry in self.spec.entries:
             wide = torch.float32 if entry.dtype.itemsize < 4 else entry.dtype
-            bucket = by_number.setdefault(entry.bucket, _Bucket(wide, entry.average))
+            bucket = by_number.setdefault(entry.bucket, _Bucket(wide, entry.average, entry.by_host))
             bucket.entries.append(len(self._place))
             self._place.append((bucket, []))
         self._buckets = list(by_number.values())
@@ -67,8 +69,14 @@ class Buckets:
             count = math.prod(self.spec.entries[index].shape)
             self._place[index][1].append((offset, count))
             offset += count
-        bucket.segments = [offset + FLOATS]
-        bucket.buffer = torch.zeros(offset + FLOATS, dtype=bucket.dtype, device=self.world.device)
+        size = offset + FLOATS
+        parts = len(self.world.group("host").ranks) if bucket.by_host else 1
+        size += -size % parts
+        bucket.segments = [size]
+        bucket.buffer = torch.zeros(size, dtype=bucket.dtype, device=self.world.device)
+        if bucket.by_host:
+            bucket.received = torch.zeros_like(bucket.buffer)
+            bucket.part = torch.zeros_like(bucket.buffer[: size // parts])
 
     def _lay_out_for_owners(self, bucket: _Bucket) -> None:
         offset, segments = 0, []
@@ -126,6 +134,9 @@ class Buckets:
 
     def _start(self, bucket: _Bucket) -> None:
         bucket.filled = 0
+        if bucket.by_host:
+            self._start_by_host(bucket)
+            return
         if not self.spec.owners:
             bucket.pending = self.world.all_reduce(bucket.buffer, "dense: sum")
             return
@@ -139,12 +150,33 @@ class Buckets:
             "dense",
         )
 
+    def _start_by_host(self, bucket: _Bucket) -> None:
+        """Every worker of a host sums its part of the bucket, and then with its rail."""
+        parts = len(self.world.group("host").ranks)
+        even = [len(bucket.buffer) // parts] * parts
+        self.world.all_to_all(
+            bucket.received, bucket.buffer, even, even, "dense: sum", "host dense"
+        ).wait()
+        torch.sum(bucket.received.view(parts, -1), 0, out=bucket.part)
+        bucket.pending = self.world.all_reduce(bucket.part, "dense: sum", "rail dense")
+
+    def _finish_by_host(self, bucket: _Bucket) -> None:
+        """Bring the parts together inside the host."""
+        parts = len(self.world.group("host").ranks)
+        even = [len(bucket.part)] * parts
+        bucket.received.copy_(bucket.part.repeat(parts))
+        self.world.all_to_all(
+            bucket.buffer, bucket.received, even, even, "dense: sum", "host dense"
+        ).wait()
+
     def wait(self) -> list[torch.Tensor]:
         """See :func:`parallax.ops.resources.wait_gradients`."""
         for bucket in self._buckets:
             assert bucket.pending is not None
             bucket.pending.wait()
             bucket.pending = None
+            if bucket.by_host:
+                self._finish_by_host(bucket)
         for bucket in self._buckets:
             if self.spec.owners:
                 own = bucket.segments[self.world.rank]

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import io
+import statistics
+import time
+from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.table import Table
 
+from parallax.cluster.network import Network
 from parallax.errors import ConfigError
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Variable
 from parallax.runtime.bags import BagExchange
 from parallax.runtime.rows import RowExchange
-from parallax.strategy.cost import bytes_per_step
+from parallax.strategy.cost import bytes_per_step, communication_seconds
 from parallax.strategy.data import Strategy, VariableStrategy
 
 
@@ -55,6 +59,36 @@ def _bags(variables: Mapping[str, Variable], exchange: BagExchange) -> dict[str,
     }
 
 
+@dataclass
+class Pace:
+    """How long steps take that are not captured first, and how long of it workers wait.
+
+    Times are medians of the last hundred steps, in seconds.
+    """
+
+    times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=100))
+    _started: tuple[float, float] = (0.0, 0.0)
+
+    def start(self, waited: float) -> None:
+        """A step begins; ``waited`` seconds were spent waiting so far."""
+        self._started = (time.perf_counter(), waited)
+
+    def stop(self, waited: float) -> None:
+        """It ended."""
+        began, before = self._started
+        self.times.append((time.perf_counter() - began, waited - before))
+
+    @property
+    def step(self) -> float:
+        """Seconds of a step."""
+        return statistics.median(step for step, _ in self.times)
+
+    @property
+    def waiting(self) -> float:
+        """Seconds of it that pass waiting for messages."""
+        return statistics.median(waiting for _, waiting in self.times)
+
+
 @dataclass(frozen=True)
 class PlanRow:
     """One variable's line of the plan."""
@@ -73,7 +107,11 @@ class Plan:
         strategy: Strategy | None,
         workers: int,
         run_option: str,
+        network: Network | None = None,
+        pace: Pace | None = None,
     ) -> None:
+        self.network = network
+        self.pace = pace if pace is not None else Pace()
         self.strategy = strategy
         self.workers = workers
         self.run_option = run_option
@@ -108,7 +146,9 @@ class Plan:
         table = Table(
             title=f"{self.run_option} on {self.workers} worker{'s'[: self.workers > 1]}, "
             f"{total} sent per worker and step",
+            caption=self._caption(),
             title_justify="left",
+            caption_justify="left",
         )
         for name in ("variable", "shape", "kind", "α", "synchroniser", "owners", "bytes/step"):
             table.add_column(name, justify="right" if name in ("α", "bytes/step") else "left")
@@ -116,6 +156,29 @@ class Plan:
         for row in self.rows:
             table.add_row(*self._cells(row))
         return table
+
+    @property
+    def communication_seconds(self) -> float:
+        """Predicted time of a step's messages on the measured network, one after the other."""
+        if self.network is None:
+            return 0.0
+        return communication_seconds(((r.variable, r.choice) for r in self.rows), self.network)
+
+    def _caption(self) -> str | None:
+        if self.network is None or self.workers == 1:
+            return None
+        link = self.network.whole
+        text = (
+            f"network: {link.bandwidth / 1e6:,.0f} MB/s from each worker, "
+            f"{link.latency * 1e3:.2f} ms; messages of a step, predicted: "
+            f"{self.communication_seconds * 1e3:,.1f} ms"
+        )
+        if self.pace.times:
+            text += (
+                f"\nmeasured: {self.pace.step * 1e3:,.1f} ms a step, "
+                f"{self.pace.waiting * 1e3:,.1f} ms of it waiting"
+            )
+        return text
 
     def _cells(self, row: PlanRow) -> list[str]:
         variable, choice = row.variable, row.choice

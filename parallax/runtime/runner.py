@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from parallax.cluster.network import Network
 from parallax.config import Config
 from parallax.errors import DisagreementError, UnsupportedError
 from parallax.graph.capture import capture
@@ -25,7 +26,8 @@ from parallax.runtime.checkpoint import load_state, read_state
 from parallax.runtime.comm import World, digest
 from parallax.runtime.control import StepControl, batch_weight
 from parallax.runtime.deferral import deferred_device
-from parallax.runtime.plan import GraphView, Plan, measured
+from parallax.runtime.plan import GraphView, Pace, Plan, measured
+from parallax.runtime.probe import measure_network
 from parallax.runtime.program import Program
 from parallax.runtime.resources import ResourcePool
 from parallax.runtime.signature import Signature, SignatureReader, structure
@@ -39,6 +41,7 @@ from parallax.runtime.start import (
 from parallax.runtime.state_table import StateTable
 from parallax.strategy.builders import BUILDERS
 from parallax.strategy.data import BY_ROWS, SHARDED, Strategy
+from parallax.strategy.hierarchy import by_host
 from parallax.strategy.verify import verify
 
 MAX_PROGRAMS = 32
@@ -77,6 +80,8 @@ class Runner:
         self._strategy: Strategy | None = None
         self._variables: dict[str, Variable] = {}
         self._known: dict[str, Leaf] = {}
+        self._network: Network | None = None
+        self._pace = Pace()
         self._steps = 0
         self._captures = 0
         self._last: Program | None = None
@@ -125,11 +130,15 @@ class Runner:
         """
         if self._state.refresh_if_replaced():
             self._rebind()
+        captures = self._captures
+        self._pace.start(self._world.traffic.waited)
         signature, flat = self._signatures.read(batch, named)
         program = self._program(signature, batch, named)
         self._control.begin(program.digest, self._steps, batch_weight(flat))
         result = program.run(flat)
         self._steps += 1
+        if self._captures == captures:
+            self._pace.stop(self._world.traffic.waited)
         return result
 
     def _program(
@@ -233,6 +242,7 @@ class Runner:
                 "number of workers (%s); GroupNorm or LayerNorm do not.",
                 ", ".join(norms[:3]) + (", ..." if len(norms) > 3 else ""),
             )
+        self._network = measure_network(world)
         weight = batch_weight(torch.utils._pytree.tree_leaves((batch, dict(named))))
         usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
         self._control.usual_weight = usual
@@ -242,6 +252,8 @@ class Runner:
         if self._strategy is None:
             variables = list(analysis.variables.values())
             built = BUILDERS[self._config.run_option](variables, self.num_workers, self._config)
+            if self._network is not None:
+                built = by_host(built, variables, self._network)
             texts = self._world.texts("strategy", built.to_json().decode())
             strategy = Strategy.from_json(texts[0])
             verify(strategy, variables, self.num_workers)
@@ -294,7 +306,14 @@ class Runner:
         """
         exchanges = self._resources.exchanges()
         variables = measured(self._variables, exchanges)
-        return Plan(variables, self._strategy, self.num_workers, self._config.run_option)
+        return Plan(
+            variables,
+            self._strategy,
+            self.num_workers,
+            self._config.run_option,
+            self._network,
+            self._pace,
+        )
 
     @property
     def graph(self) -> GraphView:

@@ -19,8 +19,14 @@ as transferred as well (2b, 2αb); here it stays local.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.data import VariableStrategy
+
+# Messages of a step that wait for one another: counts, ids, rows, gradients.
+EXCHANGE_MESSAGES = 4
 
 
 def bytes_per_step(variable: Variable, choice: VariableStrategy, workers: int) -> float:
@@ -43,6 +49,33 @@ def bytes_per_step(variable: Variable, choice: VariableStrategy, workers: int) -
         values, numbers = variable.travelled or _bags(variable, choice, touched, workers)
         return share * (2 * values * row + 4 * numbers)
     return 0.0
+
+
+def communication_seconds(
+    decided: Iterable[tuple[Variable, VariableStrategy]], network: Network
+) -> float:
+    """Seconds that a step's messages take, one after the other, by the latency-bandwidth model.
+
+    What overlaps with computation is not subtracted.
+    """
+    workers = network.whole.workers
+    summed = {"flat": 0.0, "hosts": 0.0}
+    exchanged: dict[str, float] = {}
+    for variable, choice in decided:
+        if choice.synchronizer == "allreduce":
+            summed[choice.hierarchy] += variable.elements * max(variable.dtype.itemsize, 4)
+        elif choice.synchronizer != "none":
+            own = bytes_per_step(variable, choice, workers)
+            exchanged[choice.synchronizer] = exchanged.get(choice.synchronizer, 0.0) + own
+    seconds = 0.0
+    if summed["flat"]:
+        seconds += network.whole.all_reduce(summed["flat"])
+    if summed["hosts"]:
+        seconds += network.all_reduce_by_host(summed["hosts"])
+    for synchronizer, sent in exchanged.items():
+        messages = 2 if synchronizer == "owner" else EXCHANGE_MESSAGES
+        seconds += messages * network.whole.latency + sent / network.whole.bandwidth
+    return seconds
 
 
 def _bags(

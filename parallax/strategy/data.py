@@ -33,6 +33,8 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             (consecutive rows).
         owners: workers that own a shard; empty when every worker holds the variable.
         average: mean over workers, else sum.
+        hierarchy: ``flat`` (all workers in one ring) or ``hosts`` (summed inside each host, then
+            between hosts), for ``allreduce``.
         why: the reason, for people.
     """
 
@@ -40,6 +42,7 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: PartitionName = "whole"
     owners: tuple[int, ...] = ()
     average: bool = True
+    hierarchy: Literal["flat", "hosts"] = "flat"
     why: str = ""
 
 

@@ -56,6 +56,8 @@ def _check(choice: VariableStrategy, variable: Variable, workers: int) -> list[s
         problems.append(
             "bags need partition 'cyclic' over all workers in order, or 'whole' with one owner"
         )
+    if choice.hierarchy == "hosts" and choice.synchronizer != "allreduce":
+        problems.append(f"hierarchy 'hosts' is for allreduce, not for {choice.synchronizer}")
     if choice.synchronizer == "none" and variable.trainable:
         problems.append("it receives a gradient but is not synchronised")
     return problems

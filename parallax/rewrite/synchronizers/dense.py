@@ -93,14 +93,17 @@ def _entries(work: Rewriting, marks: list[Node], known: list[Node]) -> tuple[Buc
     number = -1
     for mark, node in zip(marks, known, strict=True):
         variable = work.analysis.variables[str(mark.args[1])]
-        average = work.strategy.variables[variable.name].average
+        choice = work.strategy.variables[variable.name]
+        average, by_host = choice.average, choice.hierarchy == "hosts"
         if node in first_of_group:
             open_buckets = {k: b for k, b in open_buckets.items() if b[1] < WORTH_A_BUCKET}
-        key = (variable.dtype, average)
+        key = (variable.dtype, average, by_host)
         bucket, size = open_buckets.get(key, (-1, BUCKET_BYTES))
         if size + variable.bytes > BUCKET_BYTES and size:
             number += 1
             bucket, size = number, 0
         open_buckets[key] = (bucket, size + variable.bytes)
-        entries.append(BucketEntry(variable.name, variable.shape, variable.dtype, average, bucket))
+        entries.append(
+            BucketEntry(variable.name, variable.shape, variable.dtype, average, bucket, by_host)
+        )
     return tuple(entries)

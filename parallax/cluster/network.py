@@ -1,0 +1,53 @@
+"""What is known of the network between a run's workers: bandwidth and latency of its two levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Level", "Network"]
+
+
+@dataclass(frozen=True)
+class Level:
+    """Exchanges among some workers, by the latency-bandwidth model.
+
+    Args:
+        workers: how many take part in one exchange.
+        bandwidth: bytes per second that one of them sends while all do.
+        latency: seconds that an exchange of next to nothing takes.
+    """
+
+    workers: int
+    bandwidth: float
+    latency: float
+
+    def exchange(self, sent: float) -> float:
+        """Seconds for an exchange in which every worker sends ``sent`` bytes."""
+        return 0.0 if self.workers == 1 else self.latency + sent / self.bandwidth
+
+    def all_reduce(self, size: float) -> float:
+        """Seconds for a ring AllReduce of ``size`` bytes: two exchanges of all parts but one."""
+        return 2 * self.exchange((self.workers - 1) / self.workers * size)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Measured links.
+
+    Args:
+        whole: all workers.
+        host: the workers of one host; None unless all hosts have equally many, more than one.
+        rail: workers with the same place on every host, while all such groups exchange.
+    """
+
+    whole: Level
+    host: Level | None = None
+    rail: Level | None = None
+
+    def all_reduce_by_host(self, size: float) -> float:
+        """Seconds to sum parts inside hosts, then between hosts, and to bring the sums together."""
+        if self.host is None or self.rail is None:
+            return self.whole.all_reduce(size)
+        part = size / self.host.workers
+        inside = self.host.exchange((self.host.workers - 1) * part)
+        return 2 * inside + self.rail.all_reduce(part)
