@@ -18,6 +18,12 @@ from parallax.runtime.runner import Runner
 ROWS, WIDTH, LOCAL, STEPS = 11, 4, 2, 6
 
 BAGS = ("sum", "mean", "max", "sum-lazy", "mean-lazy")
+LAZY: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, 0.1),
+    "adagrad": lambda p: torch.optim.Adagrad(p, 0.1, lr_decay=0.01),
+    "sparse_adam": lambda p: torch.optim.SparseAdam(list(p), 0.05),
+}
+"""Optimizers that take sparse gradients; all but the first have slots."""
 
 
 def _uneven_bags(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -54,41 +60,53 @@ class _Reader(nn.Module):
         return self.out(rows)
 
 
-def _build(kind: str) -> tuple[Callable[..., torch.Tensor], nn.Module]:
+def _build(
+    kind: str, lazy: str
+) -> tuple[Callable[..., torch.Tensor], nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(7)
     reader = _Reader(kind).double()
-    optimizer = torch.optim.SGD(reader.parameters(), 0.1)
+    rest = torch.optim.SGD(reader.out.parameters(), 0.1)
+    table = LAZY[lazy](p for name, p in reader.named_parameters() if not name.startswith("out"))
 
     def step(ids: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
+        rest.zero_grad()
+        table.zero_grad()
         loss: torch.Tensor = reader(ids).pow(2).mean()
         loss.backward()
-        optimizer.step()
+        rest.step()
+        table.step()
         return loss
 
-    return step, reader
+    return step, reader, table
 
 
-def compare(world: World, kind: str, run_option: str) -> dict[str, Any]:
-    """The difference from one device, and whether the table was found to be sparse."""
+def compare(world: World, kind: str, run_option: str, lazy: str = "sgd") -> dict[str, Any]:
+    """The difference from one device, whether the table was found to be sparse, and its place.
+
+    ``lazy`` is the table's optimizer; it takes sparse gradients, but need not get them.
+    """
     generator = torch.Generator().manual_seed(1)
     low = -ROWS if kind == "index" else 0  # indexing counts negative ids from the end
     data = [
         torch.randint(low, ROWS, (world.size * LOCAL, 3), generator=generator) for _ in range(STEPS)
     ]
-    step, expected = _build(kind)
+    step, expected, slots = _build(kind, lazy)
     for batch in data:
         step(batch)
-    step, found = _build(kind)
+    step, found, _ = _build(kind, lazy)
     config = Config(run_option=run_option, workers=1, seed=1)  # type: ignore[arg-type]
     runner = Runner(step, discover(step), config, world)
     for batch in data:
         runner.run(batch[world.rank * LOCAL : (world.rank + 1) * LOCAL])
-    variables = {row.variable.name: row.variable for row in runner.plan.rows}
-    table = variables["table" if kind in DIRECT else "bag.weight"]
+    rows = {row.variable.name: row for row in runner.plan.rows}
+    row = rows["table" if kind in DIRECT else "bag.weight"]
     del found
+    state = runner.state_dict()
     return {
-        "difference": difference(dict(expected.state_dict()), runner.state_dict()["reader"]),
-        "sparse": table.sparse,
-        "reason": table.dense_reason,
+        "difference": difference(dict(expected.state_dict()), state["reader"]),
+        "slots": difference(slots.state_dict()["state"], state["table"]["state"]),
+        "sparse": row.variable.sparse,
+        "reason": row.variable.dense_reason,
+        "synchronizer": row.choice.synchronizer,
+        "obstacle": row.variable.shard_obstacle,
     }

@@ -59,8 +59,9 @@ _ROW_BY_ROW = {
     aten.masked_fill.Scalar,
     aten.masked_fill_.Scalar,
 }
+_COO = aten._sparse_coo_tensor_with_dims_and_tensors.default
 _ROWS_OF_COO = {aten._indices.default, aten._values.default, aten.coalesce.default}
-_FROM_COO = {aten.sparse_mask.default, aten._sparse_coo_tensor_with_dims_and_tensors.default}
+_FROM_COO = {aten.sparse_mask.default, _COO}
 _SIZED = {aten.zeros.default, aten.ones.default, aten.full.default, aten.empty.memory_format}
 
 
@@ -197,7 +198,7 @@ class _Follower:
             self.take(user)
         elif user.target in _FROM_COO:
             self.take(user)
-            if user.target is aten._sparse_coo_tensor_with_dims_and_tensors.default:
+            if user.target is _COO:
                 component.sized[user] = None
             self._bring_others(user)
         elif is_row_by_row(user.target):
@@ -266,11 +267,34 @@ class _Follower:
         elif node.op == "call_function" and node.target in _SIZED:
             self.component.sized[node] = None
             self.take(node)
+        elif node.target in _ROWS_OF_COO:
+            self._bring_unless_there(node.args[0])
+            self.take(node)
+        elif node.target is _COO and _indices_of(node) is not None:
+            # Made of the rows of another COO tensor, the gradient: it is where that one is.
+            self._bring_unless_there(_indices_of(node))
+            self.component.sized[node] = None
+            self.take(node)
+            self._bring_others(node)
         elif node.op == "call_function" and is_row_by_row(node.target):
             self.take(node)
             self._bring_others(node)
         else:
             self.fail(f"it is combined with a value made by {node.target}")
+
+    def _bring_unless_there(self, node: Any) -> None:
+        if node not in self.component.members:
+            self._bring(node)
+
+
+def _indices_of(node: Node) -> Node | None:
+    """The COO tensor whose indices a new one is made with, or None if they are its own."""
+    indices = node.args[3]
+    if isinstance(indices, Node) and indices.target is aten._indices.default:
+        source = indices.args[0]
+        assert isinstance(source, Node)
+        return source
+    return None
 
 
 def follow(step: StepGraph, variable: str, slots: dict[str, str]) -> Component:
