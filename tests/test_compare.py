@@ -90,7 +90,7 @@ def test_least_bytes_take_the_cheapest_way_of_each_table() -> None:
 
 
 def turns(system: str, *seconds: float) -> list[Turn]:
-    return [Turn(system, number, each, 10.0, 20.0) for number, each in enumerate(seconds)]
+    return [Turn(system, number, each, each, 10.0, 20.0) for number, each in enumerate(seconds)]
 
 
 def test_ratios_are_of_rounds_in_which_both_took_part() -> None:
@@ -107,17 +107,18 @@ def test_ratios_are_of_rounds_in_which_both_took_part() -> None:
 
 
 def test_a_table_says_what_failed_and_what_the_limit_is() -> None:
-    row = Row(HYBRID, "", 0.2, 1.0, 1.0, 1.0, 3, 2.5e6, 3e6, 10**9, [0.5])
+    row = Row(HYBRID, "", 0.2, 0.05, 1.0, 1.0, 1.0, 3, 2.5e6, 3e6, 10**9, [0.5])
     failed = Row("fsdp2", "did not end within 9 s")
     result = Comparison("dlrm", 4, 1, "1gbit", [row, failed], 0.1, 2e6, 0.016, 0.5)
     assert report.markdown(result) == (
         "**dlrm: 4 hosts x 1, 1gbit.** Limit: max(computation 100 ms, 2.00 MB that must cross ="
         " 16 ms); parallax-hybrid reaches 50% of it.\n"
         "\n"
-        "| system | ms/step | time / hybrid | quartiles | rounds | MB sent | MB most | peak MB |\n"
-        "| --- | --- | --- | --- | --- | --- | --- | --- |\n"
-        "| parallax-hybrid | 200.0 | 1.00 | 1.00 - 1.00 | 3 | 2.50 | 3.00 | 1,000 |\n"
-        "| fsdp2 | fails | - | - | - | - | - | - |\n"
+        "| system | ms/step | CPU ms | time / hybrid | quartiles | rounds | MB sent | MB most"
+        " | peak MB |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| parallax-hybrid | 200.0 | 50.0 | 1.00 | 1.00 - 1.00 | 3 | 2.50 | 3.00 | 1,000 |\n"
+        "| fsdp2 | fails | - | - | - | - | - | - | - |\n"
         "\n"
         "fsdp2: did not end within 9 s\n"
     )
@@ -127,7 +128,7 @@ def test_a_table_says_what_failed_and_what_the_limit_is() -> None:
 
 
 def test_a_plot_is_drawn_or_says_why_not(tmp_path: Path) -> None:
-    row = Row(HYBRID, "", 0.2, 1.0, 1.0, 1.0, 3, 2.5e6, 3e6, 10**9, [0.5])
+    row = Row(HYBRID, "", 0.2, 0.05, 1.0, 1.0, 1.0, 3, 2.5e6, 3e6, 10**9, [0.5])
     result = Comparison("dlrm", 4, 1, "1gbit", [row], 0.1, 2e6, 0.016, 0.5)
     why = report.plot([result], tmp_path / "plot.png")
     if importlib.util.find_spec("matplotlib") is None:
@@ -177,6 +178,7 @@ def test_a_small_comparison_gives_sane_numbers(tmp_path: Path) -> None:
     assert 0 < result.cross_bytes < min(rows[HYBRID].sent_bytes, rows["ddp-sparse"].sent_bytes)
     assert rows[COMPUTATION].sent_bytes < rows[HYBRID].sent_bytes
     assert all(row.most_bytes >= row.sent_bytes for row in result.rows)
+    assert all(row.cpu_seconds > 0 for row in result.rows)
     assert all(row.rounds == 3 and row.seconds > 0 for row in result.rows)
     assert all(row.peak_bytes > 10**8 for row in result.rows)
     assert (rows[HYBRID].ratio, rows[HYBRID].low, rows[HYBRID].high) == (1.0, 1.0, 1.0)

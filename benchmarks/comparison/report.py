@@ -14,7 +14,16 @@ from benchmarks.pairing import Paired
 from benchmarks.peers.systems import COMPUTATION, HYBRID
 
 MEGA = 1e6
-HEADINGS = ("ms/step", "time / hybrid", "quartiles", "rounds", "MB sent", "MB most", "peak MB")
+HEADINGS = (
+    "ms/step",
+    "CPU ms",
+    "time / hybrid",
+    "quartiles",
+    "rounds",
+    "MB sent",
+    "MB most",
+    "peak MB",
+)
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -24,6 +33,7 @@ class Row(msgspec.Struct, frozen=True):
         system: its name.
         failure: why there are no figures; else empty.
         seconds: median of a step.
+        cpu_seconds: of the average worker, median of a step.
         ratio: median over the rounds of its time in units of parallax HYBRID's.
         low, high: quartiles of these ratios.
         rounds: how many there were.
@@ -36,6 +46,7 @@ class Row(msgspec.Struct, frozen=True):
     system: str
     failure: str = ""
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     ratio: float = 0.0
     low: float = 0.0
     high: float = 0.0
@@ -101,6 +112,7 @@ def compare(
             Row(
                 name,
                 seconds=statistics.median(turn.seconds for turn in mine),
+                cpu_seconds=statistics.median(turn.cpu_seconds for turn in mine),
                 ratio=paired.ratio(name, HYBRID),
                 low=low,
                 high=high,
@@ -176,6 +188,7 @@ def _cells(row: Row) -> list[str]:
     return [
         row.system,
         f"{row.seconds * 1e3:,.1f}",
+        f"{row.cpu_seconds * 1e3:,.1f}",
         f"{row.ratio:.2f}",
         f"{row.low:.2f} - {row.high:.2f}",
         f"{row.rounds}",

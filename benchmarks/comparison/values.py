@@ -71,6 +71,8 @@ class Turn(msgspec.Struct, frozen=True):
         system: its name.
         round: number of the round.
         seconds: per step.
+        cpu_seconds: per step, of the average worker with all its threads; unlike ``seconds`` it
+            does not grow when other programs want the cores.
         sent_bytes: per step, by the average host.
         most_bytes: per step, by the host that sent or received most, in the busier direction.
     """
@@ -78,5 +80,6 @@ class Turn(msgspec.Struct, frozen=True):
     system: str
     round: int
     seconds: float
+    cpu_seconds: float
     sent_bytes: float
     most_bytes: float

@@ -97,13 +97,15 @@ def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
             dist.barrier()
             before = link_bytes()
             dist.barrier()
+            cpu = time.process_time()
             begin = time.perf_counter()
             for _ in range(contestant.steps):
                 step()
             dist.barrier()
             seconds = (time.perf_counter() - begin) / contestant.steps
+            cpu_seconds = _mean(time.process_time() - cpu) / contestant.steps
             sent, most = _per_host(before, contestant.steps)
-            turns.append(Turn(contestant.name, number, seconds, sent, most))
+            turns.append(Turn(contestant.name, number, seconds, cpu_seconds, sent, most))
     return turns
 
 
@@ -138,6 +140,12 @@ def _hosts() -> tuple[int, int]:
 def _resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * resource.getpagesize()
+
+
+def _mean(value: float) -> float:
+    total = torch.tensor(value, dtype=torch.float64)
+    dist.all_reduce(total)
+    return float(total) / dist.get_world_size()
 
 
 def _largest(value: float) -> float:
