@@ -301,6 +301,8 @@ def test_an_agent_that_dies(site: Site, victim: str) -> None:
 @pytest.mark.long
 def test_ctrl_c(site: Site) -> None:
     run = waiting(site)
+    # Ctrl-Z does nothing: a launcher that is stopped would be taken for dead.
+    os.killpg(run.process.pid, signal.SIGTSTP)
     begun = time.monotonic()
     run.interrupt()
     ended(run, 130, "parallax: stopped by SIGINT; no worker is left", since=begun)

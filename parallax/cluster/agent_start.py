@@ -8,6 +8,8 @@ workers (``agent.py``); ``--parent PID`` before those ties its life to the paren
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import sys
 from pathlib import Path
@@ -32,4 +34,9 @@ if __name__ == "__main__":
     else:
         from parallax.cluster.agent import main
 
-    sys.exit(main(arguments))
+    status = main(arguments)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    # To take torch apart lasts a second or more, and there is nothing left to do.
+    os._exit(status)

@@ -168,7 +168,7 @@ class Launcher:
                 return 0
             await self._start(reports)
             await self._watch(set(self._links))
-            closing = 5.0
+            closing = 10.0
             return self._conclude()
         except _Signalled as stopped:
             self._output.finish()
@@ -177,7 +177,10 @@ class Launcher:
             )
             return 128 + stopped.number
         finally:
-            await asyncio.gather(*(link.close(closing) for link in self._links))
+            silent = set(self._unconfirmed)
+            await asyncio.gather(
+                *(link.close(0.0 if link.name in silent else closing) for link in self._links)
+            )
 
     def _order(self, host: Host, run_id: str, environment: dict[str, str]) -> wire.Order:
         launch = self._launch
@@ -212,7 +215,8 @@ class Launcher:
             if signal.getsignal(number) != signal.SIG_IGN:
                 loop.add_signal_handler(number, self._events.put_nowait, int(number))
         # Stopped by Ctrl-Z it could give no sign of life, and the run would end.
-        for number in (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+        signal.signal(signal.SIGTSTP, lambda *_: None)
+        for number in (signal.SIGTTIN, signal.SIGTTOU):
             signal.signal(number, signal.SIG_IGN)
 
     async def _event(self, deadline: float) -> tuple[HostLink, Event] | int | None:

@@ -18,7 +18,7 @@ from parallax.cluster.worker_output import LineMarker, write_all
 
 __all__ = ["ClusterOutput"]
 
-_QUEUE = 4096
+_QUEUE = 1024  # pieces of at most 64 KB
 _KEPT_LINES = 60
 _ERROR = re.compile(r"(?:error: )?(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b")
 

@@ -108,12 +108,9 @@ class HostAgent:
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(os.dup(0), "rb", buffering=0)
         )
         self._writer.write(wire.MAGIC)
-        report = await asyncio.to_thread(make_report, self._order)
-        self._workers = report.workers
-        self._send(report)
-        self._begin(self._listen(reader))
-        self._begin(self._beat())
         loop.add_signal_handler(signal.SIGTERM, self._left.set)
+        self._begin(self._listen(reader))
+        self._begin(self._report())
         await self._left.wait()
         await self._stop_child()
         for task in self._tasks:
@@ -122,6 +119,8 @@ class HostAgent:
         self._writer.close()
         with contextlib.suppress(OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self._writer.wait_closed(), 1.0)
+        # The report may still wait for a program that it started.
+        self.kill_all()
         return 0
 
     def kill_all(self) -> None:
@@ -163,6 +162,12 @@ class HostAgent:
             pass
         finally:
             self._left.set()
+
+    async def _report(self) -> None:
+        report = await asyncio.to_thread(make_report, self._order)
+        self._workers = report.workers
+        self._send(report)
+        self._begin(self._beat())
 
     async def _beat(self) -> None:
         while True:

@@ -117,7 +117,7 @@ def cuda_devices() -> int:
     if not any(glob.glob(pattern) for pattern in _DEVICE_FILES):
         return 0
     environment = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
         done = subprocess.run(
             [sys.executable, "-c", _COUNT],
             env=environment,
