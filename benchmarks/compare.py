@@ -93,11 +93,14 @@ def run(launcher: Launcher, workload: str, options: Options, console: Console) -
         try:
             trials[name] = msgspec.json.decode(launcher.run(task), type=Trial)
         except TaskError as error:
+            if name in (HYBRID, COMPUTATION):
+                raise VirtualClusterError(
+                    f"{workload}: {name}, with which all is compared, {error}",
+                    "give it more time (--limit), or a machine with more free cores and memory",
+                ) from error
             trials[name] = str(error)
         console.print(f"{workload}: tried {name}: {_in_words(trials[name])}", style="dim")
     fit = {name: trial for name, trial in trials.items() if isinstance(trial, Trial)}
-    if HYBRID not in fit or COMPUTATION not in fit:
-        raise SystemExit(f"{workload}: nothing to compare with: {trials[HYBRID]}")
     workers = len(launcher.cluster.hosts) * options.workers_per_host
     members = _groups(fit, workers, options.memory)
     groups = [_take_turns(launcher, base, options, fit, group, console) for group in members]
@@ -138,7 +141,11 @@ def _put_together(
     rows = report.compare(names, trials, groups, members)
     alone = next(row for row in rows if row.system == COMPUTATION)
     if alone.failure:
-        raise SystemExit(f"{workload}: {alone.failure}")
+        raise VirtualClusterError(
+            f"{workload}: the systems {', '.join(members[0])} cannot share processes:"
+            f" {alone.failure}",
+            "choose fewer of them (--system), or let less memory be used at once (--memory)",
+        )
     trial = trials[COMPUTATION]
     (turns, *_) = [group for group, who in zip(groups, members, strict=True) if COMPUTATION in who]
     assert isinstance(trial, Trial)

@@ -158,6 +158,18 @@ def test_systems_share_processes_as_far_as_memory_goes() -> None:
 
 
 @pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
+def test_without_a_base_there_is_no_comparison() -> None:
+    command = [sys.executable, "-m", "benchmarks.compare", "--quick", "--hosts", "2"]
+    command += ["--workload", "dlrm", "--limit", "0.01"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "dlrm: parallax-hybrid, with which all is compared, did not end within 0 s\n"
+        "  What to do: give it more time (--limit), or a machine with more free cores and memory\n"
+    )
+
+
+@pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
 def test_a_small_comparison_gives_sane_numbers(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks.compare", "--quick", "--hosts", "2"]
