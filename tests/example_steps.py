@@ -94,7 +94,7 @@ def _nmt(rows: int) -> tuple[Built, Batches]:
 
 def _dlrm(rows: int) -> tuple[Built, Batches]:
     sizes = [5 + 7 * table for table in range(26)]
-    model = dlrm.DLRM(4, sizes, features=4, bottom=(8,), top=(8,))
+    model = dlrm.DLRM(4, sizes, features=4, bottom=(8,), top=(8,), sparse=True)
     optimizer = dlrm.make_optimizer(model, "adagrad", 0.05)
     batches = []
     for _ in range(STEPS):
