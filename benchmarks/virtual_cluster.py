@@ -120,6 +120,8 @@ class VirtualCluster:
 
     def close(self) -> None:
         """End every process on the hosts, and remove all that was made. May be called again."""
+        for process in self._started:
+            process.kill()  # one that has not entered its namespaces yet is not found there
         with namespaces.lock():
             namespaces.remove(self.name)
         for process in [*self._started, *self._sshd.values(), *self._holders]:
