@@ -51,7 +51,7 @@ class ClusterRun(Run):
         self.cluster = cluster
         self.out: list[str] = []
         self.err: list[str] = []
-        self.temporary = directory
+        self.temporary = directory / "tmp"
         unset = [word for name in LAUNCHER_VARIABLES for word in ("-u", name)]
         self.process = cluster.popen(
             host,
@@ -87,6 +87,7 @@ class ClusterRun(Run):
         while self.left() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert self.left() == {}, self.text()
+        assert list(self.temporary.iterdir()) == []
 
     def interrupt(self) -> None:
         """Ctrl-C: the whole foreground group gets it."""
@@ -99,14 +100,17 @@ class Site:
     def __init__(self, cluster: VirtualCluster, directory: Path) -> None:
         self.cluster = cluster
         self.directory = directory
+        self.temporary = directory / "tmp"
+        self.temporary.mkdir()
         self.runs: list[ClusterRun] = []
         self.mounts: list[tuple[str, str]] = []
         self.hosts("{address: vhost1, cpus: 1}", "{address: vhost2, cpus: 2}")
 
-    def hosts(self, *entries: str, more: str = "") -> None:
+    def hosts(self, *entries: str) -> None:
         """Writes the resource file: one entry for each host, as YAML."""
         lines = "".join(f"- {entry}\n" for entry in entries)
-        (self.directory / "hosts.yml").write_text(f"hosts:\n{lines}{more}\n")
+        temporary = f"ssh: {{environment: {{TMPDIR: {self.temporary}}}}}\n"
+        (self.directory / "hosts.yml").write_text(f"hosts:\n{lines}{temporary}")
 
     def launch(self, body: str, *arguments: str, prologue: str = PROLOGUE) -> ClusterRun:
         """Starts ``python train.py`` on the first host."""

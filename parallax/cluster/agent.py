@@ -166,9 +166,7 @@ def _run(order: _Order, directory: Path, stop_signals: Sequence[signal.Signals])
             output = WorkerOutput(directory, order.workers, order.redirect)
         else:
             output = MemberOutput(order.member.output, order.workers)
-        watch = WorkerWatch(
-            directory, order.workers, lambda: shutil.rmtree(directory, ignore_errors=True)
-        )
+        watch = WorkerWatch(directory, order.workers, lambda: _remove_names(order, directory))
     except OSError as error:
         raise LaunchError(f"The workers' output cannot be received: {error}.") from error
     config = _launch_config(order, output, stop_signals)
@@ -195,6 +193,13 @@ def _run(order: _Order, directory: Path, stop_signals: Sequence[signal.Signals])
         output.finish()
     # torchrun learns of a signal by an exception, which a destructor, say, can swallow.
     return _report(order, received or watch.first_signal, watch.ends(), failed)
+
+
+def _remove_names(order: _Order, directory: Path) -> None:
+    """Pipes need no names when all have opened them; then none is left, whatever happens."""
+    shutil.rmtree(directory, ignore_errors=True)
+    if order.member is not None:
+        shutil.rmtree(order.member.output, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -242,7 +242,8 @@ class HostAgent:
             await writer.wait_closed()
 
     async def _run_workers(self, start: wire.Start) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="parallax-"))
+        place = self._order.environment.get("TMPDIR") or None
+        self._directory = Path(tempfile.mkdtemp(prefix="parallax-", dir=place))
         pipes = OutputPipes(self._directory, start.first_rank, self._workers, self._send_output)
         descriptors = [] if self._listener is None else [self._listener.fileno()]
         member = {
