@@ -87,7 +87,8 @@ class ClusterRun(Run):
         while self.left() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert self.left() == {}, self.text()
-        assert list(self.temporary.iterdir()) == []
+        names = sorted(str(path) for path in self.temporary.rglob("*"))
+        assert names == [], names
 
     def interrupt(self) -> None:
         """Ctrl-C: the whole foreground group gets it."""

@@ -64,17 +64,22 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         The exit status.
     """
-    directory = Path(tempfile.mkdtemp(prefix="parallax-"))
-    stop_signals = _prepare_signals(directory)
-    order = None
     try:
         order = _read_order(arguments)
+    except ParallaxError as error:
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    # A host's agent removes what a member leaves in its directory, should the member be killed.
+    place = None if order.member is None else order.member.output
+    directory = Path(tempfile.mkdtemp(prefix="parallax-", dir=place))
+    stop_signals = _prepare_signals(directory)
+    try:
         if order.member is not None:
             take_channels()
         _set_environment(order, configure_logging())
         return _run(order, directory, stop_signals)
     except ParallaxError as error:
-        if order is not None and order.member is not None:
+        if order.member is not None:
             return order.member.tell(error.exit_code, [], None, error.problem)
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return error.exit_code

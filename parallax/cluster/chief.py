@@ -179,7 +179,10 @@ class Launcher:
         finally:
             silent = set(self._unconfirmed)
             await asyncio.gather(
-                *(link.close(0.0 if link.name in silent else closing) for link in self._links)
+                *(
+                    link.close(0.0 if link.name in silent and not link.local else closing)
+                    for link in self._links
+                )
             )
 
     def _order(self, host: Host, run_id: str, environment: dict[str, str]) -> wire.Order:

@@ -90,6 +90,8 @@ class HostAgent:
         self._workers = 0
         self._left = asyncio.Event()
         self._finished = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._stopping = False
         self._hang_up = False
         self._tasks: list[asyncio.Task[None]] = []
         self._writer: asyncio.StreamWriter
@@ -276,6 +278,7 @@ class HostAgent:
         assert self._child.stderr is not None
         said = asyncio.create_task(self._forward(self._child.stderr))
         ended = await self._result(self._child)
+        self._ended.set()
         await pipes.finish()
         self._send(ended)
         # Its store serves the other hosts until all have ended.
@@ -314,6 +317,17 @@ class HostAgent:
             return
         with contextlib.suppress(ProcessLookupError):
             self._child.send_signal(number)
+        if not self._stopping:
+            self._stopping = True
+            self._begin(self._kill_late_child(self._child))
+
+    async def _kill_late_child(self, child: asyncio.subprocess.Process) -> None:
+        """While it waits for other hosts, torchrun's agent hears no signal."""
+        try:
+            await asyncio.wait_for(self._ended.wait(), _STOP_SECONDS)
+        except asyncio.TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
 
     async def _stop_child(self) -> None:
         if self._child is None or self._child.returncode is not None:
