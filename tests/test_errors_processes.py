@@ -96,8 +96,8 @@ def test_one_worker_opens_no_socket(tmp_path: Path) -> None:
 def test_only_one_module_communicates() -> None:
     """Tensors of the user must not reach torch.distributed, which reads strided ones wrongly."""
     pattern = re.compile(
-        r"(?<!world\.)\b(all_reduce|all_gather\w*|all_to_all\w*|broadcast\w*|reduce_scatter\w*|scatter|gather"
-        r"|isend|irecv|send|recv|barrier)\b\(.*\bgroup\b|\bdist\.\w+\(|torch\.distributed\.\w+\("
+        r"(?<!world\.)\b(all_reduce|all_gather\w*|all_to_all\w*|broadcast\w*|reduce_scatter\w*"
+        r"|scatter|gather|isend|irecv|send|recv|barrier)\b\(.*\bgroup\b|\bdist\.\w+\(|torch\.distributed\.\w+\("
     )
     users = set()
     for path in (ROOT / "parallax").rglob("*.py"):
