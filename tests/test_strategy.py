@@ -59,7 +59,7 @@ def test_builders_make_strategies_that_fit(
         assert (choice.synchronizer == "none") == (not variable.trainable)
         assert choice.why
         if choice.synchronizer in ("allreduce", "owner"):
-            assert choice.average is average
+            assert choice.average is (config.average_sparse if variable.sparse else average)
         assert bytes_per_step(variable, choice, workers) >= 0
         assert bytes_per_step(variable, choice, 1) == 0
 
