@@ -45,12 +45,16 @@ def lm(
     model = LanguageModel(vocab, embedding, hidden, projection, sampled, sparse)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
 
-    def words() -> Batch:
-        ids = log_uniform_sample(batch * (unroll + 1), vocab, torch.device("cpu"))
-        window = ids.view(batch, unroll + 1)
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+    return Workload(
+        model, optimizer, make_step(model, optimizer), lambda: words(vocab, batch, unroll)
+    )
 
-    return Workload(model, optimizer, make_step(model, optimizer), words)
+
+def words(vocab: int, batch: int, unroll: int) -> Batch:
+    """Words by Zipf's law, and those that follow them: [batch, unroll] each."""
+    ids = log_uniform_sample(batch * (unroll + 1), vocab, torch.device("cpu"))
+    window = ids.view(batch, unroll + 1)
+    return window[:, :-1].contiguous(), window[:, 1:].contiguous()
 
 
 def resnet18(

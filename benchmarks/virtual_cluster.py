@@ -145,7 +145,7 @@ class VirtualCluster:
         env: Mapping[str, str] | None = None,
         **options: Any,
     ) -> subprocess.Popen[Any]:
-        """Start a command on a host.
+        """Start a command on a host; when this returns, it runs there.
 
         Args:
             host: or its name.
@@ -154,9 +154,12 @@ class VirtualCluster:
             options: of ``subprocess.Popen``, such as ``stdout`` and ``text``.
         """
         variables = {**os.environ, **(env or {})}
+        enter = self._enter(host)
         # No fork lies between: signals to the Popen object reach the command itself.
-        process = subprocess.Popen([*self._enter(host), *command], env=variables, **options)
+        process = subprocess.Popen([*enter, *command], env=variables, **options)
         self._started.append(process)
+        while process.poll() is None and namespaces.command_line(process.pid).startswith(enter[0]):
+            select.select([], [], [], 0.001)  # the program that enters tells nobody when it is in
         return process
 
     def cut(self, host: VirtualHost | str) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.models import words
 from examples.dlrm.model import DLRM
 from examples.lm.model import LanguageModel
 from examples.lm.sampling import log_uniform_sample
@@ -96,16 +97,11 @@ def lm(
     unroll: int = 20,
 ) -> Training:
     """The language model of ``examples/lm`` on words by Zipf's law."""
-
-    def words() -> Batch:
-        window = zipf(batch * (unroll + 1), vocab).view(batch, unroll + 1)
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
-
     return Training(
         name=f"lm-{vocab // 1000}k" if vocab >= 1000 else f"lm-{vocab}",
         model=lambda sparse: LanguageModel(vocab, embedding, hidden, projection, sampled, sparse),
         loss=lambda model, tokens, targets: model(tokens, targets),
-        batch=words,
+        batch=lambda: words(vocab, batch, unroll),
         optimizer=sgd,
         clipped=lambda model: list(model.get_submodule("lstm").parameters()),
         tables=("embedding", "softmax_weight", "softmax_bias"),

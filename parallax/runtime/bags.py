@@ -20,8 +20,8 @@ import torch
 
 from parallax.ops.resources import BagFeature, BagsSpec, TableSpec
 from parallax.runtime.comm import Pending, World
-from parallax.runtime.control import INTEGERS, StepControl
-from parallax.runtime.row_ids import bad_row
+from parallax.runtime.control import StepControl
+from parallax.runtime.row_ids import id_dtype, within
 from parallax.runtime.rows import aggregate
 from parallax.strategy.layout import cyclic_rows
 
@@ -67,6 +67,8 @@ class _Served:
     """Rows in each bag, worker by worker."""
     bags: list[int]
     """Number of bags of each worker; a row that is wanted by itself is one."""
+    single: bool
+    """Whether only rows are wanted."""
 
 
 @dataclass
@@ -118,7 +120,7 @@ class BagExchange:
             for worker in range(world.size)
         ]
         """By worker, the lookups that it serves."""
-        self._kind = torch.int32 if max(t.rows for t in spec.tables) < 2**31 else torch.int64
+        self._kind = id_dtype(spec.tables)
 
     def _table(self, feature: int) -> TableSpec:
         return self.spec.tables[self.spec.features[feature].table]
@@ -137,7 +139,7 @@ class BagExchange:
         queries, bad = self._read(inputs)
         request = BagRequest(queries, self._exchange_ids(queries, bad))
         sums = {
-            f: _sum_bags(shards[self.spec.features[f].table].detach(), served.ids, served.sizes)
+            f: _serve(shards[self.spec.features[f].table].detach(), served)
             for f, served in request.served.items()
         }
         for dtype, own in self._by_dtype(range(len(self.spec.features))):
@@ -176,12 +178,8 @@ class BagExchange:
             table, feature = self._table(f), self.spec.features[f]
             flat = ids.reshape(-1)
             sizes = _bag_sizes(feature, offsets, flat.numel())
-            if flat.numel():
-                low, high = (int(bound) for bound in torch.aminmax(flat))
-                if low < 0 or high >= table.rows:
-                    identifier = low if low < 0 else high
-                    bad = bad or bad_row(self.world.rank, table.name, table.rows, identifier)
-                    flat = flat.clamp(0, max(table.rows - 1, 0))
+            flat, problem = within(table, flat, self.world.rank)
+            bad = bad or problem
             query = self._query(table, flat, sizes)
             queries.append(query)
             self.ids[f] += flat.numel()
@@ -237,7 +235,7 @@ class BagExchange:
                 if sizes is not None:
                     parts[worker].append(sizes)
                 counts[worker][2 * f : 2 * f + 2] = queries[f].numbers[worker]
-        received_counts = self._exchange_counts(counts, bad)
+        received_counts = self.control.exchange_counts(counts, bad, "bags: counts")
         mine = self._mine()
         pieces_by_worker = [
             [n for f in mine for n in row[2 * f : 2 * f + 2]] for row in received_counts
@@ -258,21 +256,9 @@ class BagExchange:
                 for part, own in zip(rows, given, strict=True)
             ]
             bags = [part.shape[0] for part in each]
-            served[f] = _Served(torch.cat(rows), torch.cat(each), bags)
+            single = not any(own.shape[0] for own in given)
+            served[f] = _Served(torch.cat(rows), torch.cat(each), bags, single)
         return served
-
-    def _exchange_counts(self, counts: list[list[int]], bad: str) -> list[list[int]]:
-        """By worker, how many ids and bag sizes of each lookup it sends here; control words."""
-        size, width = self.world.size, INTEGERS + len(counts[0])
-        words = self.control.integers(bad)
-        sent = torch.tensor([[*words, *row] for row in counts], device=self.world.device)
-        received = torch.empty_like(sent)
-        self.world.all_to_all(
-            received.view(-1), sent.view(-1), [width] * size, [width] * size, "bags: counts"
-        ).wait()
-        table = received.tolist()
-        self.control.check_integers([row[:INTEGERS] for row in table])
-        return [row[INTEGERS:] for row in table]
 
     def _start(
         self, sent: list[list[torch.Tensor]], counts: list[int], dtype: torch.dtype, purpose: str
@@ -372,7 +358,11 @@ class BagExchange:
             for place, f in enumerate(mine):
                 table, served = self._table(f), sent.request.served[f]
                 bags = torch.cat(parts[place :: len(mine)]).view(-1, *table.row_shape)
-                rows = bags.repeat_interleave(served.sizes.long(), 0, output_size=len(served.ids))
+                rows = bags
+                if not served.single:
+                    rows = bags.repeat_interleave(
+                        served.sizes.long(), 0, output_size=len(served.ids)
+                    )
                 found[self.spec.features[f].table].append((served.ids.long(), rows))
         return [self._aggregated(t, parts) for t, parts in found.items()]
 
@@ -396,12 +386,16 @@ def _bag_sizes(feature: BagFeature, offsets: torch.Tensor, ids: int) -> torch.Te
     return offsets.diff()
 
 
+def _serve(shard: torch.Tensor, served: _Served) -> torch.Tensor:
+    if served.single:
+        return shard.index_select(0, served.ids)
+    return _sum_bags(shard, served.ids, served.sizes)
+
+
 def _sum_bags(rows: torch.Tensor, ids: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """Sums of bags of rows; an empty one is zero."""
     if not len(ids):
         return rows.new_zeros((len(sizes), *rows.shape[1:]))
-    if len(ids) == len(sizes) and bool((sizes == 1).all()):
-        return rows.index_select(0, ids)
     sizes = sizes.long()
     sums: torch.Tensor = torch.nn.functional.embedding_bag(
         ids.long(), rows, sizes.cumsum(0) - sizes, mode="sum"

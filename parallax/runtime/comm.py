@@ -160,6 +160,14 @@ class World:
         """Whether there are several hosts with equally many workers, and more than one on each."""
         return "host" in self._groups
 
+    @property
+    def members(self) -> list[list[int]]:
+        """By host, its workers."""
+        found: dict[int, list[int]] = {}
+        for rank, host in enumerate(self.hosts):
+            found.setdefault(host, []).append(rank)
+        return list(found.values())
+
     def group(self, name: str) -> Group:
         """The workers of this host ("host"), those with the same place on each ("rail"), ..."""
         return self._groups[name]
@@ -209,6 +217,17 @@ class World:
             async_op=True,
         )
         return Pending(work, f"an exchange ({purpose})", self)
+
+    def exchange_numbers(
+        self, sent: list[list[int]], purpose: str, group: str = "rows"
+    ) -> list[list[int]]:
+        """Send each worker of a group its list of numbers, all equally long; return theirs."""
+        message = torch.tensor(sent, device=self.device)
+        received = torch.empty_like(message)
+        even = [message.shape[1]] * len(sent)
+        self.all_to_all(received.view(-1), message.view(-1), even, even, purpose, group).wait()
+        numbers: list[list[int]] = received.tolist()
+        return numbers
 
     def all_gather(self, received: torch.Tensor, sent: torch.Tensor, purpose: str) -> Pending:
         """Every worker's equally sized ``sent``, one after the other: N-1 times its bytes sent."""
@@ -386,16 +405,14 @@ def on_hosts(world: World, hosts: Sequence[int]) -> World:
     of this host and for those with the same place on every host.
     """
     world.hosts = tuple(hosts)
-    members: dict[int, list[int]] = {}
-    for rank, host in enumerate(hosts):
-        members.setdefault(host, []).append(rank)
-    sizes = {len(ranks) for ranks in members.values()}
+    members = world.members
+    sizes = {len(ranks) for ranks in members}
     if len(members) == 1 or sizes == {1} or len(sizes) > 1:
         return world
     among = dist.get_process_group_ranks(world.group("rows").handle)
     wanted = {
-        "host": list(members.values()),
-        "rail": [list(ranks) for ranks in zip(*members.values(), strict=True)],
+        "host": members,
+        "rail": [list(ranks) for ranks in zip(*members, strict=True)],
     }
     for name, parts in wanted.items():
         for kind in ("rows", "dense"):

@@ -69,6 +69,17 @@ class StepControl:
             raise self._failed()
         self._set_total(sum(received[1] for received in words))
 
+    def exchange_counts(self, counts: list[list[int]], bad: str, purpose: str) -> list[list[int]]:
+        """Tell each worker its counts, with the words; what all workers tell this one.
+
+        Raises:
+            DisagreementError, RowIdError, BatchError: as :meth:`check_integers`.
+        """
+        words = self.integers(bad)
+        told = self.world.exchange_numbers([[*words, *row] for row in counts], purpose)
+        self.check_integers([row[:INTEGERS] for row in told])
+        return [row[INTEGERS:] for row in told]
+
     # -- With floats, at the end of a bucket of dense gradients ------------------------------
 
     def floats(self, out: torch.Tensor) -> None:

@@ -164,7 +164,7 @@ class Buckets:
         """Bring the parts together inside the host."""
         parts = len(self.world.group("host").ranks)
         even = [len(bucket.part)] * parts
-        bucket.received.copy_(bucket.part.repeat(parts))
+        bucket.received.view(parts, -1).copy_(bucket.part)
         self.world.all_to_all(
             bucket.buffer, bucket.received, even, even, "dense: sum", "host dense"
         ).wait()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from parallax.ops.resources import RowIdsSpec
+from parallax.ops.resources import RowIdsSpec, TableSpec
 from parallax.runtime.control import StepControl, row_id_error
 
 
@@ -31,6 +33,22 @@ class RowIdCheck:
             self._control.failure = self._control.failure or problem
             ids = ids.clamp(0, max(rows - 1, 0))
         return ids
+
+
+def within(table: TableSpec, ids: torch.Tensor, worker: int) -> tuple[torch.Tensor, str]:
+    """Ids that can be computed with, and what was wrong with them, if anything."""
+    if not ids.numel():
+        return ids, ""
+    low, high = (int(bound) for bound in torch.aminmax(ids))
+    if low >= 0 and high < table.rows:
+        return ids, ""
+    problem = bad_row(worker, table.name, table.rows, low if low < 0 else high)
+    return ids.clamp(0, max(table.rows - 1, 0)), problem
+
+
+def id_dtype(tables: Sequence[TableSpec]) -> torch.dtype:
+    """What ids of these tables travel as."""
+    return torch.int32 if max(table.rows for table in tables) < 2**31 else torch.int64
 
 
 def bad_row(worker: int, name: str, rows: int, identifier: int) -> str:

@@ -16,8 +16,8 @@ import torch
 
 from parallax.ops.resources import RowsSpec, TableSpec
 from parallax.runtime.comm import Pending, World
-from parallax.runtime.control import INTEGERS, StepControl
-from parallax.runtime.row_ids import bad_row
+from parallax.runtime.control import StepControl
+from parallax.runtime.row_ids import id_dtype, within
 from parallax.strategy.layout import cyclic_rows
 
 
@@ -77,7 +77,7 @@ class RowExchange:
         self.steps = 0
         self.places: torch.Tensor | None = None
         """By owner, where its rows are in the order of a request; None for the owners' order."""
-        self.id_dtype = torch.int32 if max(t.rows for t in spec.tables) < 2**31 else torch.int64
+        self.id_dtype = id_dtype(spec.tables)
 
     # -- Pull -----------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class RowExchange:
         """See :func:`parallax.ops.resources.unique_rows`."""
         result, locals_, _, padding, bad = self._unique(ids)
         sizes = [[len(rows) for rows in locals_]] * self.world.size
-        served = self._exchange_counts(sizes, bad)
+        served = self.control.exchange_counts(sizes, bad, "rows: counts")
         request = Requested(locals_, sizes, [], served, padding)
         return [item for table in result for item in table] + [request]
 
@@ -137,12 +137,8 @@ class RowExchange:
             flat = torch.cat([part.reshape(-1) for part in parts]).long()
             if table.wraps:
                 flat = torch.where(flat < 0, flat + table.rows, flat)
-            if flat.numel():
-                low, high = (int(bound) for bound in torch.aminmax(flat))
-                if low < 0 or high >= table.rows:
-                    identifier = low if low < 0 else high
-                    bad = bad or bad_row(self.world.rank, table.name, table.rows, identifier)
-                    flat = flat.clamp(0, max(table.rows - 1, 0))
+            flat, problem = within(table, flat, self.world.rank)
+            bad = bad or problem
             rows, positions, owned, hidden = self._by_owner(flat, table)
             padding.append(hidden)
             split = positions.split([part.numel() for part in parts])
@@ -181,19 +177,6 @@ class RowExchange:
             counts = counts * self.world.size
         return keys % stride, positions, counts, hidden
 
-    def _exchange_counts(self, asked: list[list[int]], bad: str) -> list[list[int]]:
-        """Tell every worker how many rows of each table it is asked for, with control words."""
-        size, width = self.world.size, INTEGERS + len(self.spec.tables)
-        words = self.control.integers(bad)
-        sent = torch.tensor([[*words, *row] for row in asked], device=self.world.device)
-        received = torch.empty_like(sent)
-        self.world.all_to_all(
-            received.view(-1), sent.view(-1), [width] * size, [width] * size, "rows: counts"
-        ).wait()
-        table = received.tolist()
-        self.control.check_integers([row[:INTEGERS] for row in table])
-        return [row[INTEGERS:] for row in table]
-
     def _exchange_ids(
         self,
         rows: list[torch.Tensor],
@@ -201,7 +184,7 @@ class RowExchange:
         padding: list[int | None],
         bad: str,
     ) -> Requested:
-        served = self._exchange_counts(asked, bad)
+        served = self.control.exchange_counts(asked, bad, "rows: counts")
         kind = self.id_dtype
         sent = by_worker([r.to(kind) for r in rows], asked)
         totals = [sum(row) for row in served]

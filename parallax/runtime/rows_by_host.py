@@ -42,10 +42,7 @@ class HostRowExchange(RowExchange):
 
     def __init__(self, spec: RowsSpec, world: World, control: StepControl) -> None:
         super().__init__(spec, world, control)
-        members: dict[int, list[int]] = {}
-        for rank, host in enumerate(world.hosts):
-            members.setdefault(host, []).append(rank)
-        self._members = list(members.values())
+        self._members = world.members
         hosts = len(self._members)
         # A request is ordered by the owner's place on its host, then by host.
         places = [0] * world.size
@@ -62,7 +59,7 @@ class HostRowExchange(RowExchange):
         words = self.control.integers(bad)
         by_place = [asked[p * hosts : (p + 1) * hosts] for p in range(self._width)]
         sent = [[*words, *(n for row in part for n in row)] for part in by_place]
-        told = self._numbers(sent, "host")
+        told = self.world.exchange_numbers(sent, "rows: counts", "host")
         own_words = [row[:INTEGERS] for row in told]
         inner_served = [_sums(row[INTEGERS:], tables) for row in told]
         inner_asked = [[sum(row[t] for row in part) for t in range(tables)] for part in by_place]
@@ -70,7 +67,9 @@ class HostRowExchange(RowExchange):
         merged, places, counts = self._merge(ids, [row[INTEGERS:] for row in told])
         rail_asked = [[count[host] for count in counts] for host in range(hosts)]
         flat_words = [word for row in own_words for word in row]
-        heard = self._numbers([[*flat_words, *row] for row in rail_asked], "rail")
+        heard = self.world.exchange_numbers(
+            [[*flat_words, *row] for row in rail_asked], "rows: counts", "rail"
+        )
         head = INTEGERS * self._width
         self._check(heard)
         rail_served = [row[head:] for row in heard]
@@ -86,17 +85,6 @@ class HostRowExchange(RowExchange):
             places=places,
             distinct=[sum(count) for count in counts],
         )
-
-    def _numbers(self, sent: Counts, group: str) -> Counts:
-        """Exchange equally long lists of numbers."""
-        message = torch.tensor(sent, device=self.world.device)
-        received = torch.empty_like(message)
-        even = [message.shape[1]] * len(sent)
-        self.world.all_to_all(
-            received.view(-1), message.view(-1), even, even, "rows: counts", group
-        ).wait()
-        numbers: Counts = received.tolist()
-        return numbers
 
     def _check(self, heard: Counts) -> None:
         """Let the step's control see the words of all workers, in their order."""
