@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from parallax.errors import CaptureError, ModelError, ParallaxError, UnsupportedError
 from parallax.graph.cleanup import clean
 from parallax.graph.discovery import StepObjects
+from parallax.graph.products import join_products
 from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
 from parallax.graph.snapshot import Snapshot
 from parallax.graph.state import Leaf, leaves
@@ -186,6 +187,8 @@ def _capture_once(
         notes=recording.notes,
     )
     clean(graph)
+    join_products(graph.graph)
+    module.recompile()
     return graph, traced.carried
 
 

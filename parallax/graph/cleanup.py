@@ -18,7 +18,7 @@ _ADD = {aten.add.Tensor, aten.add_.Tensor}
 
 
 def clean(step: StepGraph) -> None:
-    """Apply every tidying pass, in order."""
+    """Apply every tidying pass, in order. The graph has to be compiled anew."""
     step.graph.set_codegen(CodeGen())
     _read_numbers_directly(step)
     _drop_no_ops(step.graph)
@@ -26,7 +26,6 @@ def clean(step: StepGraph) -> None:
     _drop_copies_before_marks(step.graph)
     remove_dead(step.graph)
     _drop_unused_inputs(step)
-    step.graph_module.recompile()
 
 
 def _read_numbers_directly(step: StepGraph) -> None:

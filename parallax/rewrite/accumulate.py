@@ -8,12 +8,14 @@ the gradients of its weights once for each time step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
 from parallax.graph.cleanup import is_view
+from parallax.graph.products import is_written_after
 from parallax.graph.stages import is_write
 from parallax.rewrite.context import Rewriting
 
@@ -27,9 +29,9 @@ def sum_in_place(work: Rewriting) -> None:
 
 def accumulate_in_place(graph: Graph) -> None:
     """Rewrite sums whose first operand is theirs alone. Equal up to rounding."""
-    _drop_double_transposes(graph)
     fresh: set[Node] = set()
-    for node in list(graph.nodes):
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    for node in order:
         if node.op != "call_function":
             continue
         if node.target is aten.add.Tensor and not node.kwargs and _same_shape(node):
@@ -37,21 +39,11 @@ def accumulate_in_place(graph: Graph) -> None:
             if not _is_own(left, node, fresh) and _is_own(right, node, fresh):
                 left, right = right, left
             if _is_own(left, node, fresh):
-                _add_to(graph, node, left, right)
+                _add_to(graph, node, left, right, order)
                 fresh.add(node)
                 continue
         if _makes_new(node):
             fresh.add(node)
-
-
-def _drop_double_transposes(graph: Graph) -> None:
-    for node in list(graph.nodes):
-        if node.target is aten.t.default and node.args[0].target is aten.t.default:
-            node.replace_all_uses_with(node.args[0].args[0])
-            graph.erase_node(node)
-    for node in reversed(list(graph.nodes)):
-        if node.target is aten.t.default and not node.users:
-            graph.erase_node(node)
 
 
 def _makes_new(node: Node) -> bool:
@@ -85,23 +77,14 @@ def _is_own(value: Any, user: Node, fresh: set[Node]) -> bool:
     )
 
 
-def _is_written(node: Node) -> bool:
-    """Whether a tensor, or what it is a view of, is ever changed in place: a product that is
-    computed later could see another value."""
-    while True:
-        if any(is_write(user) and user.args[0] is node for user in node.users):
-            return True
-        if node.op != "call_function" or not is_view(node) or not node.all_input_nodes:
-            return False
-        node = node.all_input_nodes[0]
-
-
-def _add_to(graph: Graph, node: Node, target: Any, other: Any) -> None:
+def _add_to(
+    graph: Graph, node: Node, target: Any, other: Any, order: Mapping[Node, int]
+) -> None:
     is_product = (
         isinstance(other, Node)
         and other.target is aten.mm.default
         and list(other.users) == [node]
-        and not any(_is_written(source) for source in other.all_input_nodes)
+        and not any(is_written_after(source, other, order) for source in other.all_input_nodes)
     )
     if is_product:
         node.target = aten.addmm_.default
