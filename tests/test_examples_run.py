@@ -69,7 +69,10 @@ def test_the_language_model_runs(workers: str, optimizer: str, tmp_path: Path) -
     assert "softmax_weight" in output, "the plan is printed"
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+LONG = ["1", pytest.param("2", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("workers", LONG)
 def test_the_vgg_network_learns(workers: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     flags = ["--data", "digits", "--data-dir", str(tmp_path), "--depth", "11", "--width", "8"]
@@ -79,6 +82,7 @@ def test_the_vgg_network_learns(workers: str, tmp_path: Path) -> None:
     assert "classifier.0.weight" in output, "the plan is printed"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_translator_runs(workers: str, tmp_path: Path) -> None:
     text = tmp_path / "pairs.tsv"
@@ -93,7 +97,7 @@ def test_the_translator_runs(workers: str, tmp_path: Path) -> None:
     assert re.search(r"^(\[worker 0\] )?translated ", output, re.M)
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", LONG)
 def test_the_recommendation_model_learns(workers: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     flags = ["--data", "cells", "--data-dir", str(tmp_path), "--rows", "500", "--features", "8"]

@@ -87,10 +87,13 @@ def across_hosts(world: World) -> dict[str, Any]:
     """Bytes of rows per step that this worker sent to other hosts, and what it looked up."""
     runner, batch = runner_for(world, "HYBRID", False)
     runner.run(batch())
-    kinds = ("rows: pull", "rows: push", "rows: ids")
-    before = {kind: world.traffic.across[kind] for kind in kinds}
-    ids = [batch() for _ in range(STEPS)]
-    for one in ids:
+    rows, ids = ("rows: pull", "rows: push"), ("rows: ids",)
+    before = dict(world.traffic.across)
+    batches = [batch() for _ in range(STEPS)]
+    for one in batches:
         runner.run(one)
-    sent = sum(world.traffic.across[kind] - before[kind] for kind in kinds) / STEPS
-    return {"sent": sent, "ids": [one.tolist() for one in ids]}
+    sent = [
+        sum(world.traffic.across[kind] - before[kind] for kind in kinds) / STEPS
+        for kinds in (rows, ids)
+    ]
+    return {"rows": sent[0], "ids sent": sent[1], "ids": [one.tolist() for one in batches]}

@@ -77,9 +77,7 @@ def _is_own(value: Any, user: Node, fresh: set[Node]) -> bool:
     )
 
 
-def _add_to(
-    graph: Graph, node: Node, target: Any, other: Any, order: Mapping[Node, int]
-) -> None:
+def _add_to(graph: Graph, node: Node, target: Any, other: Any, order: Mapping[Node, int]) -> None:
     is_product = (
         isinstance(other, Node)
         and other.target is aten.mm.default

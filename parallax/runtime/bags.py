@@ -3,8 +3,8 @@
 A bag of n rows of b bytes travels as b bytes instead of nb. A table lives on one worker, or row i
 on worker i mod N, each of which then sends its part of every bag. Where a batch looks up fewer
 distinct rows than that, these travel and are summed where they are wanted: each lookup, in each
-step, on each worker, takes what is less. A step costs one message of counts, one of ids and bag
-sizes, and per dtype one of values in each direction. Bytes sent per worker and step, for n ids in B
+step, on each worker, takes what is less. A step costs one message of ids and bag sizes,
+and per dtype one of values in each direction. Bytes sent per worker and step, for n ids in B
 bags, of u distinct rows: (N-1)/N (4n + 4B) for ids and sizes, (N-1)/N bB for bags served to others
 and as much for gradients, of tables with one owner each; N times the latter two and the sizes where
 rows are dealt out; (N-1)/N (4u + 2bu) where distinct rows travel.
@@ -235,17 +235,15 @@ class BagExchange:
                 if sizes is not None:
                     parts[worker].append(sizes)
                 counts[worker][2 * f : 2 * f + 2] = queries[f].numbers[worker]
-        received_counts = self.control.exchange_counts(counts, bad, "bags: counts")
         mine = self._mine()
+        flat = [part for row in parts for part in row]
+        sent = torch.cat(flat).to(self._kind) if flat else torch.empty(0, dtype=self._kind)
+        received_counts, received = self.control.exchange_ids(
+            counts, sent, [sum(row) for row in counts], bad, "bags: ids"
+        )
         pieces_by_worker = [
             [n for f in mine for n in row[2 * f : 2 * f + 2]] for row in received_counts
         ]
-        flat = [part for row in parts for part in row]
-        sent = torch.cat(flat).to(self._kind) if flat else torch.empty(0, dtype=self._kind)
-        totals = [sum(row) for row in pieces_by_worker]
-        received = torch.empty(sum(totals), dtype=self._kind, device=self.world.device)
-        sent_totals = [sum(row) for row in counts]
-        self.world.all_to_all(received, sent, totals, sent_totals, "bags: ids").wait()
         pieces = received.split([n for row in pieces_by_worker for n in row])
         step = 2 * len(mine)
         served = {}

@@ -39,6 +39,8 @@ class Traffic:
     sent: Counter[str] = field(default_factory=Counter)
     across: Counter[str] = field(default_factory=Counter)
     """Those of them that went to another host."""
+    messages: int = 0
+    """Collectives that were started."""
     waited: float = 0.0
     """Seconds spent waiting for messages."""
 
@@ -183,6 +185,7 @@ class World:
         following = among.ranks[(among.place + 1) % size]
         across = count if self.hosts[following] != self.hosts[self.rank] else 0
         self.traffic.add(purpose, count, across)
+        self.traffic.messages += 1
         work = dist.all_reduce(buffer, group=among.handle, async_op=True)
         return Pending(work, "the sum of gradients", self)
 
@@ -194,20 +197,22 @@ class World:
         sent_counts: Sequence[int],
         purpose: str,
         group: str = "rows",
+        spare: Sequence[int] = (),
     ) -> Pending:
-        """Send ``sent_counts[i]`` leading elements (or rows) to worker ``i`` of a group."""
+        """Send ``sent_counts[i]`` leading elements (or rows) to worker ``i`` of a group.
+
+        ``spare`` says how many of them are not what the message is for: they count as room.
+        """
         _check(received)
         _check(sent)
         among = self._groups[group]
         row = math.prod(sent.shape[1:]) * sent.element_size()
-        others = sum(sent_counts) - sent_counts[among.place]
-        own = self.hosts[self.rank]
-        across = sum(
-            count
-            for rank, count in zip(among.ranks, sent_counts, strict=True)
-            if self.hosts[rank] != own
-        )
-        self.traffic.add(purpose, others * row, across * row)
+        useful = list(sent_counts)
+        if spare:
+            useful = [count - rest for count, rest in zip(useful, spare, strict=True)]
+            self._count("room", among, [rest * row for rest in spare])
+        self._count(purpose, among, [count * row for count in useful])
+        self.traffic.messages += 1
         work = dist.all_to_all_single(
             received,
             sent,
@@ -217,6 +222,14 @@ class World:
             async_op=True,
         )
         return Pending(work, f"an exchange ({purpose})", self)
+
+    def _count(self, purpose: str, among: Group, sent: Sequence[int]) -> None:
+        """Note what goes to each worker of a group, in bytes."""
+        own = self.hosts[self.rank]
+        across = sum(
+            n for rank, n in zip(among.ranks, sent, strict=True) if self.hosts[rank] != own
+        )
+        self.traffic.add(purpose, sum(sent) - sent[among.place], across)
 
     def exchange_numbers(
         self, sent: list[list[int]], purpose: str, group: str = "rows"
@@ -244,6 +257,7 @@ class World:
             remote = sum(host != self.hosts[source] for host in self.hosts)
             count = _bytes(buffer)
             self.traffic.add(purpose, (self.size - 1) * count, remote * count)
+            self.traffic.messages += 1
         handle = self._groups["rows"].handle
         work = dist.broadcast(buffer, group_src=source, group=handle, async_op=True)
         Pending(work, f"values of worker {source}", self).wait()

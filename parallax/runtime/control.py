@@ -6,12 +6,14 @@ before anything was changed. A worker applies a step only when all agree on it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from parallax.errors import BatchError, DisagreementError, RowIdError
 from parallax.runtime.comm import World
+from parallax.runtime.id_messages import Room, exchange_ids
 
 INTEGERS = 3
 FLOATS = 19
@@ -33,6 +35,7 @@ class StepControl:
         self.digest = 0
         self.failure = ""
         """What this worker found wrong with its batch in this step, told to all workers."""
+        self._rooms: dict[tuple[str, int], Room] = {}
 
     def begin(self, plan: int, step: int, weight: int) -> None:
         """Start a step.
@@ -47,7 +50,7 @@ class StepControl:
         self.total = weight * self.world.size
         self.failure = ""
 
-    # -- With integers, in the message of counts ---------------------------------------------
+    # -- With integers, before counts and ids ---------------------------------------------
 
     def integers(self, bad: str) -> list[int]:
         """The words as integers; ``bad`` says what is wrong with the exchange's ids."""
@@ -77,8 +80,36 @@ class StepControl:
         """
         words = self.integers(bad)
         told = self.world.exchange_numbers([[*words, *row] for row in counts], purpose)
+        return self._checked(told)
+
+    def exchange_ids(
+        self,
+        counts: list[list[int]],
+        ids: torch.Tensor,
+        lengths: Sequence[int],
+        bad: str,
+        purpose: str,
+    ) -> tuple[list[list[int]], torch.Tensor]:
+        """Send each worker its ids, and what they are as counts; see :func:`exchange_ids`.
+
+        Raises:
+            DisagreementError, RowIdError, BatchError: as :meth:`check_integers`.
+        """
+        words = self.integers(bad)
+        heads = [[*words, *row] for row in counts]
+        room = self.room("rows", len(heads[0]))
+        told, received = exchange_ids(self.world, room, heads, ids, lengths, purpose)
+        return self._checked(told), received
+
+    def _checked(self, told: list[list[int]]) -> list[list[int]]:
         self.check_integers([row[:INTEGERS] for row in told])
         return [row[INTEGERS:] for row in told]
+
+    def room(self, group: str, width: int) -> Room:
+        """Of messages of ids with a head of that width: all steps share it, so that workers which
+        are about to run different ones can still say so to each other."""
+        workers = len(self.world.group(group).ranks)
+        return self._rooms.setdefault((group, width), Room(workers))
 
     # -- With floats, at the end of a bucket of dense gradients ------------------------------
 

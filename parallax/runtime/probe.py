@@ -37,7 +37,9 @@ def _level(world: World, group: str) -> Level:
     latency = min(_seconds(world, group, 4) for _ in range(SMALL_ROUNDS))
     slowest = min(_seconds(world, group, LARGE_BYTES // (workers - 1)) for _ in range(LARGE_ROUNDS))
     sent = LARGE_BYTES // (workers - 1) * (workers - 1)
-    bandwidth = sent / max(slowest - latency, 1e-6)
+    # Other work can delay every small exchange for longer than a large one takes.
+    latency = min(latency, slowest / 2)
+    bandwidth = sent / (slowest - latency)
     texts = world.texts(f"probe {group}", msgspec.json.encode((latency, bandwidth)).decode())
     found = [msgspec.json.decode(text, type=tuple[float, float]) for text in texts]
     return Level(

@@ -1,7 +1,7 @@
 """Exchange of table rows: all tables of a point of the step together, every row once.
 
-Row i of a table lives on worker i mod N. A step costs one message of counts, one of ids, and per
-dtype one of rows in each direction; duplicates are removed before anything is sent. Bytes sent per
+Row i of a table lives on worker i mod N. A step costs one message of ids, and per dtype one of rows
+in each direction; duplicates are removed before anything is sent. Bytes sent per
 worker and step: with u unique rows, of which a share (N-1)/N lives elsewhere, 4u for ids, and ub
 for gradients of b bytes a row; the same for rows served to others (Parallax paper, table 3: 2αb).
 """
@@ -184,14 +184,10 @@ class RowExchange:
         padding: list[int | None],
         bad: str,
     ) -> Requested:
-        served = self.control.exchange_counts(asked, bad, "rows: counts")
-        kind = self.id_dtype
-        sent = by_worker([r.to(kind) for r in rows], asked)
-        totals = [sum(row) for row in served]
-        received = torch.empty(sum(totals), dtype=kind, device=self.world.device)
-        self.world.all_to_all(
-            received, sent, totals, [sum(row) for row in asked], "rows: ids"
-        ).wait()
+        sent = by_worker([r.to(self.id_dtype) for r in rows], asked)
+        served, received = self.control.exchange_ids(
+            asked, sent, [sum(row) for row in asked], bad, "rows: ids"
+        )
         wanted = by_table(received.long(), served, [1] * len(rows))
         return Requested(rows, asked, wanted, served, padding)
 

@@ -17,6 +17,7 @@ import torch
 from parallax.ops.resources import RowsSpec
 from parallax.runtime.comm import World
 from parallax.runtime.control import INTEGERS, StepControl
+from parallax.runtime.id_messages import exchange_ids
 from parallax.runtime.rows import Requested, RowExchange, Rows, Sent, by_table, by_worker
 
 Counts = list[list[int]]
@@ -58,22 +59,21 @@ class HostRowExchange(RowExchange):
         hosts, tables = self._hosts, len(self.spec.tables)
         words = self.control.integers(bad)
         by_place = [asked[p * hosts : (p + 1) * hosts] for p in range(self._width)]
-        sent = [[*words, *(n for row in part for n in row)] for part in by_place]
-        told = self.world.exchange_numbers(sent, "rows: counts", "host")
+        heads = [[*words, *(n for row in part for n in row)] for part in by_place]
+        inner_asked = [[sum(row[t] for row in part) for t in range(tables)] for part in by_place]
+        told, ids = self._exchange(rows, heads, inner_asked, "host")
         own_words = [row[:INTEGERS] for row in told]
         inner_served = [_sums(row[INTEGERS:], tables) for row in told]
-        inner_asked = [[sum(row[t] for row in part) for t in range(tables)] for part in by_place]
-        ids = self._ids(rows, inner_asked, inner_served, "host")
-        merged, places, counts = self._merge(ids, [row[INTEGERS:] for row in told])
+        asked_here = by_table(ids, inner_served, [1] * tables)
+        merged, places, counts = self._merge(asked_here, [row[INTEGERS:] for row in told])
         rail_asked = [[count[host] for count in counts] for host in range(hosts)]
         flat_words = [word for row in own_words for word in row]
-        heard = self.world.exchange_numbers(
-            [[*flat_words, *row] for row in rail_asked], "rows: counts", "rail"
+        heard, ids = self._exchange(
+            merged, [[*flat_words, *row] for row in rail_asked], rail_asked, "rail"
         )
-        head = INTEGERS * self._width
         self._check(heard)
-        rail_served = [row[head:] for row in heard]
-        wanted = [part.long() for part in self._ids(merged, rail_asked, rail_served, "rail")]
+        rail_served = [row[INTEGERS * self._width :] for row in heard]
+        wanted = by_table(ids.long(), rail_served, [1] * tables)
         return _Merged(
             rows,
             rail_asked,
@@ -94,16 +94,13 @@ class HostRowExchange(RowExchange):
                 words[rank] = row[place * INTEGERS : (place + 1) * INTEGERS]
         self.control.check_integers(words)
 
-    def _ids(
-        self, rows: list[torch.Tensor], sent: Counts, received: Counts, group: str
-    ) -> list[torch.Tensor]:
-        message = by_worker([part.to(self.id_dtype) for part in rows], sent)
-        totals = [sum(row) for row in received]
-        buffer = torch.empty(sum(totals), dtype=self.id_dtype, device=self.world.device)
-        self.world.all_to_all(
-            buffer, message, totals, [sum(row) for row in sent], "rows: ids", group
-        ).wait()
-        return by_table(buffer, received, [1] * len(rows))
+    def _exchange(
+        self, rows: list[torch.Tensor], heads: Counts, asked: Counts, group: str
+    ) -> tuple[Counts, torch.Tensor]:
+        sent = by_worker([part.to(self.id_dtype) for part in rows], asked)
+        room = self.control.room(group, len(heads[0]))
+        lengths = [sum(row) for row in asked]
+        return exchange_ids(self.world, room, heads, sent, lengths, "rows: ids", group)
 
     def _merge(
         self, ids: list[torch.Tensor], told: Counts
