@@ -34,33 +34,41 @@ class WorkerFailure(Exception):
         super().__init__("\n".join(f"worker {w}: {e[2]}" for w, e in sorted(errors.items())))
 
 
-def _serve(rank: int, port: int, pipe: Connection) -> None:
+def _serve(
+    rank: int, size: int, layouts: tuple[tuple[int, ...], ...], port: int, pipe: Connection
+) -> None:
     torch.set_num_threads(1)
     os.environ["PARALLAX_LOG_LEVEL"] = "ERROR"
     store = dist.TCPStore("127.0.0.1", port, None, False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     cpu = torch.device("cpu")
-    worlds: dict[Any, World] = {n: world_of(list(range(n)), cpu) for n in range(1, SIZE + 1)}
-    for hosts in HOSTS:
-        worlds[hosts] = on_hosts(world_of(list(range(SIZE)), cpu), hosts)
+    worlds: dict[Any, World] = {n: world_of(list(range(n)), cpu) for n in range(1, size + 1)}
+    for hosts in layouts:
+        worlds[hosts] = on_hosts(world_of(list(range(size)), cpu), hosts)
     while True:
         try:
             order = pipe.recv()
         except EOFError:
             os._exit(0)
-        size, module, name, args = order
+        wanted, module, name, args = order
         try:
             function = getattr(importlib.import_module(module), name)
-            pipe.send(("ok", function(worlds[size], *args)))
+            pipe.send(("ok", function(worlds[wanted], *args)))
         except BaseException as error:
             text = traceback.format_exc()
             pipe.send(("error", (type(error).__name__, str(error), text)))
 
 
 class Pool:
-    """Four worker processes; a failed run replaces them, since a collective may hang."""
+    """Worker processes; a failed run replaces them, since a collective may hang.
 
-    def __init__(self) -> None:
+    Args:
+        size: how many there are.
+        layouts: by worker its host, each for a world of all of them.
+    """
+
+    def __init__(self, size: int = SIZE, layouts: tuple[tuple[int, ...], ...] = HOSTS) -> None:
+        self._size, self._layouts = size, layouts
         self._start()
 
     def _start(self) -> None:
@@ -68,10 +76,12 @@ class Pool:
         context = mp.get_context("spawn")
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
-        for rank in range(SIZE):
+        for rank in range(self._size):
             here, there = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, self._store.port, there), daemon=True
+                target=_serve,
+                args=(rank, self._size, self._layouts, self._store.port, there),
+                daemon=True,
             )
             process.start()
             there.close()
@@ -83,7 +93,7 @@ class Pool:
     ) -> list[Any]:
         """Call ``function(world, *args)`` on ``size`` workers; their results in worker order.
 
-        Instead of a number, ``size`` may be one of ``HOSTS``.
+        Instead of a number, ``size`` may be one of the layouts.
 
         Raises:
             WorkerFailure: any of them raised.

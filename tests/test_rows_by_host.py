@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import by_host
 import equality
 import pytest
 import traffic
+from by_host import FLAT, MIXED
+from by_host import HOSTS as BY_HOST
 from pool import HOSTS, Pool
 
 CASES = [
@@ -16,19 +19,37 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+@pytest.mark.parametrize("hosts", HOSTS[:2], ids=str)
 @pytest.mark.parametrize("option", ["HYBRID", "PS", "AR"])
 def test_hosts_give_the_numbers_of_one_device(
     pool: Pool, option: str, hosts: tuple[int, ...]
 ) -> None:
-    for found in pool.run(hosts, equality.compare, option, CASES):
+    for found in pool.run(hosts, by_host.compare, option, CASES, BY_HOST):
         assert all(difference <= 1e-10 for difference in found.values()), found
+
+
+def test_hosts_of_different_sizes_give_the_numbers_of_one_device(pool: Pool) -> None:
+    for found in pool.run(HOSTS[2], equality.compare, "HYBRID", CASES):
+        assert all(difference <= 1e-10 for difference in found.values()), found
+
+
+def test_one_level_and_two_give_the_same_numbers(pool: Pool) -> None:
+    """Also if some tables of a step take one and some the other."""
+    flat, hosts, mixed = (
+        pool.run(HOSTS[0], by_host.losses, levels) for levels in (FLAT, BY_HOST, MIXED)
+    )
+    for one, other, third in zip(flat, hosts, mixed, strict=True):
+        assert (one["levels"], other["levels"]) == (["flat"] * 3, ["hosts"] * 3)
+        assert third["levels"] == ["flat", "hosts", "flat"]
+        assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
+        assert third["losses"] == pytest.approx(one["losses"], rel=1e-5)
+        assert one["losses"][-1] != pytest.approx(one["losses"][0], rel=1e-3)
 
 
 @pytest.mark.parametrize("hosts", HOSTS[:2], ids=str)
 def test_a_row_crosses_to_a_host_once(pool: Pool, hosts: tuple[int, ...]) -> None:
     """Rows that a host's workers need of another host: there and back, and their ids."""
-    found = pool.run(hosts, traffic.across_hosts)
+    found = pool.run(hosts, by_host.rows_across, BY_HOST)
     remote = 0
     for step in range(traffic.STEPS):
         for host in set(hosts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import equality
 import pytest
 import strategies
@@ -16,6 +18,7 @@ from parallax.graph.variables import Variable
 from parallax.strategy.builders import BUILDERS
 from parallax.strategy.cost import bytes_per_step
 from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
+from parallax.strategy.hierarchy import with_hierarchy
 from parallax.strategy.layout import RowLayout
 from parallax.strategy.verify import verify
 
@@ -116,6 +119,10 @@ GOOD = {
         ({"b": VariableStrategy("owner")}, "it has no owner"),
         ({"b": VariableStrategy("allreduce", owners=(0,))}, "allreduce has no owners"),
         ({"c": VariableStrategy("owner", owners=(0,))}, "cannot be sharded: it is a single number"),
+        (
+            {"b": VariableStrategy("owner", owners=(0,), hierarchy="hosts")},
+            "'b': hierarchy 'hosts' is for allreduce and rows, not for owner",
+        ),
         ({"b": VariableStrategy("none")}, "receives a gradient but is not synchronised"),
     ],
 )
@@ -129,6 +136,16 @@ def test_what_does_not_fit_is_named(change: dict[str, VariableStrategy | None], 
 
 def test_a_good_strategy_fits() -> None:
     verify(Strategy(fingerprint(VARIABLES), 2, GOOD), VARIABLES, 2)
+
+
+def test_two_levels_need_hosts_of_several_workers() -> None:
+    strategy = Strategy(fingerprint(VARIABLES), 2, GOOD)
+    for synchronizer in ("rows", "allreduce"):
+        strategy = with_hierarchy(strategy, synchronizer, "hosts")
+    verify(strategy, VARIABLES, 2)
+    text = "needs several hosts of equally many workers, more than one each ('a', 'b', 'c')"
+    with pytest.raises(StrategyError, match=re.escape(text)):
+        verify(strategy, VARIABLES, 2, two_levels=False)
 
 
 def test_another_model_is_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +12,20 @@ from torch.fx import Interpreter, Node
 from parallax.graph.lookups import Lookup
 from parallax.graph.step_graph import StepGraph
 
-Access = tuple[int, int, int]
-"""Ids that a worker looks up in one step, distinct rows among them, and bags (ids if none)."""
+
+@dataclass(frozen=True)
+class Access:
+    """How one worker reads a table in one step.
+
+    Args:
+        ids: how many it looks up.
+        rows: the distinct rows among them, sorted.
+        bags: how many bags they are in; ids if none.
+    """
+
+    ids: int
+    rows: torch.Tensor
+    bags: int
 
 
 def measure(
@@ -57,7 +70,7 @@ def measure(
             else:
                 if ids:
                     flat = torch.cat(ids)
-                    result[name] = (flat.numel(), len(torch.unique(flat)), bags)
+                    result[name] = Access(flat.numel(), torch.unique(flat), bags)
     return result
 
 

@@ -54,6 +54,8 @@ class Variable:
     """Ids that one worker looks up in a step, once measured."""
     bags_per_step: float = 0.0
     """Bags that they are in, if it is read in bags."""
+    host_rows: float | None = None
+    """Distinct rows that the workers of one host look up together in a step, once measured."""
     travelled: tuple[float, float] | None = None
     """Rows (or sums of rows) and numbers that an exchange of bags sent for one worker's step, once
     measured, those included that stayed on the worker."""

@@ -53,10 +53,17 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class RowsSpec:
-    """Tables whose rows are exchanged together; ``sharded`` by owners, else replicated."""
+    """Tables whose rows are exchanged together.
+
+    Args:
+        tables: in the order of the exchange.
+        sharded: by owners, else replicated.
+        by_host: rows of sharded tables are merged inside a host before they cross to another.
+    """
 
     tables: tuple[TableSpec, ...]
     sharded: bool
+    by_host: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Variable
 from parallax.runtime.bags import BagExchange
 from parallax.runtime.rows import RowExchange
-from parallax.strategy.cost import bytes_per_step, communication_seconds
+from parallax.runtime.rows_by_host import HostRowExchange
+from parallax.strategy.cost import bytes_across, bytes_per_step, communication_seconds
 from parallax.strategy.data import Strategy, VariableStrategy
 
 
@@ -35,6 +36,9 @@ def measured(
             if exchange.steps and table.name in result:
                 alpha = touched / exchange.steps
                 result[table.name] = replace(result[table.name], sparsity=alpha)
+        if isinstance(exchange, HostRowExchange) and exchange.steps:
+            for table, rows in zip(exchange.spec.tables, exchange.host_rows, strict=True):
+                result[table.name] = replace(result[table.name], host_rows=rows)
     return result
 
 
@@ -91,11 +95,19 @@ class Pace:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One variable's line of the plan."""
+    """One variable's line of the plan.
+
+    Args:
+        variable: as it was measured.
+        choice: how it is synchronised.
+        bytes_per_step: that one worker sends, on average over workers.
+        bytes_across: those of them that go to another host; 0 where hosts have one worker each.
+    """
 
     variable: Variable
     choice: VariableStrategy
     bytes_per_step: float
+    bytes_across: float = 0.0
 
 
 class Plan:
@@ -115,13 +127,15 @@ class Plan:
         self.strategy = strategy
         self.workers = workers
         self.run_option = run_option
+        self.hosts = 1 if network is None else network.hosts
         self.rows: tuple[PlanRow, ...] = ()
         if strategy is not None:
             self.rows = tuple(
                 PlanRow(
                     variable,
                     strategy.variables[name],
-                    bytes_per_step(variable, strategy.variables[name], workers),
+                    bytes_per_step(variable, strategy.variables[name], workers, self.hosts),
+                    bytes_across(variable, strategy.variables[name], workers, self.hosts),
                 )
                 for name, variable in variables.items()
             )
@@ -130,6 +144,11 @@ class Plan:
     def bytes_per_step(self) -> float:
         """Bytes that one worker sends per step by the formulas, control words left out."""
         return sum(row.bytes_per_step for row in self.rows)
+
+    @property
+    def bytes_across(self) -> float:
+        """Those of them that go to other hosts; 0 where hosts have one worker each."""
+        return sum(row.bytes_across for row in self.rows)
 
     def table(self) -> Table:
         """The plan as a rich table.
@@ -142,10 +161,11 @@ class Plan:
                 "There is no plan yet.",
                 hint="it is made by the first runner.run(), which sees how variables are used.",
             )
-        total = _bytes(self.bytes_per_step)
+        total = f"{_bytes(self.bytes_per_step)} sent per worker and step"
+        if self.hosts > 1:
+            total += f", {_bytes(self.bytes_across)} of it to other hosts"
         table = Table(
-            title=f"{self.run_option} on {self.workers} worker{'s'[: self.workers > 1]}, "
-            f"{total} sent per worker and step",
+            title=f"{self.run_option} on {self.workers} worker{'s'[: self.workers > 1]}, {total}",
             caption=self._caption(),
             title_justify="left",
             caption_justify="left",
@@ -191,12 +211,13 @@ class Plan:
             if len(choice.owners) == self.workers and self.workers > 1:
                 workers = "all"
             owners = workers + split
+        synchronizer = choice.synchronizer + ", by host" * (choice.hierarchy == "hosts")
         return [
             names,
             "×".join(map(str, variable.shape)) or "scalar",
             "sparse" if variable.sparse else "dense",
             alpha,
-            choice.synchronizer if self.workers > 1 else "local",
+            synchronizer if self.workers > 1 else "local",
             owners if self.workers > 1 else "",
             _bytes(row.bytes_per_step),
             choice.why,

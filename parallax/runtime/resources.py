@@ -39,8 +39,7 @@ class ResourcePool:
 
     def _make(self, spec: ResourceSpec) -> Any:
         if isinstance(spec, RowsSpec):
-            by_host = spec.sharded and self._world.two_levels
-            kind = HostRowExchange if by_host else RowExchange
+            kind = HostRowExchange if spec.by_host else RowExchange
             return kind(spec, self._world, self._control)
         if isinstance(spec, BagsSpec):
             return BagExchange(spec, self._world, self._control)

@@ -52,6 +52,16 @@ class HostRowExchange(RowExchange):
                 places[rank] = place * hosts + number
         self.places = torch.tensor(places, device=world.device)
         self._hosts, self._width = hosts, len(self._members[0])
+        self._merged_rows = [0] * len(spec.tables)
+
+    @property
+    def host_rows(self) -> list[float]:
+        """Per table, the distinct rows of a step that this host's workers ask for together.
+
+        Estimated from those that this worker asks for on behalf of all: as rows are dealt
+        round-robin, each worker of the host does that for an equal share.
+        """
+        return [self._width * merged / max(self.steps, 1) for merged in self._merged_rows]
 
     def _exchange_ids(
         self, rows: list[torch.Tensor], asked: Counts, padding: list[int | None], bad: str
@@ -66,6 +76,8 @@ class HostRowExchange(RowExchange):
         inner_served = [_sums(row[INTEGERS:], tables) for row in told]
         asked_here = by_table(ids, inner_served, [1] * tables)
         merged, places, counts = self._merge(asked_here, [row[INTEGERS:] for row in told])
+        for t, count in enumerate(counts):
+            self._merged_rows[t] += sum(count)
         rail_asked = [[count[host] for count in counts] for host in range(hosts)]
         flat_words = [word for row in own_words for word in row]
         heard, ids = self._exchange(

@@ -256,7 +256,7 @@ class Runner:
                 built = by_host(built, variables, self._network)
             texts = self._world.texts("strategy", built.to_json().decode())
             strategy = Strategy.from_json(texts[0])
-            verify(strategy, variables, self.num_workers)
+            verify(strategy, variables, self.num_workers, self._world.two_levels)
             other = next((w for w, text in enumerate(texts) if text != texts[0]), None)
             if other is not None:
                 self._world.settle()

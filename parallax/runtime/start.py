@@ -79,19 +79,44 @@ def measure_access(
     own = measure(
         analysis.step, analysis.lookups, batch, {name: leaf.value for name, leaf in leaves.items()}
     )
-    texts = world.texts("access", msgspec.json.encode(own).decode())
+    counts = {name: (a.ids, len(a.rows), a.bags) for name, a in own.items()}
+    texts = world.texts("access", msgspec.json.encode(counts).decode())
     found = [msgspec.json.decode(text, type=dict[str, tuple[int, int, int]]) for text in texts]
-    for name, variable in analysis.variables.items():
-        counts = [one[name] for one in found if name in one]
-        if len(counts) < world.size:
-            continue
-        ids, distinct, bags = (sum(column) / world.size for column in zip(*counts, strict=True))
+    names = [name for name in analysis.variables if all(name in one for one in found)]
+    host_rows = _host_rows(world, [own[name].rows for name in names])
+    for name, together in zip(names, host_rows, strict=True):
+        variable = analysis.variables[name]
+        columns = zip(*[one[name] for one in found], strict=True)
+        ids, distinct, bags = (sum(column) / world.size for column in columns)
         analysis.variables[name] = replace(
             variable,
             sparsity=distinct / max(variable.rows, 1),
             ids_per_step=ids,
             bags_per_step=bags if variable.bags else 0.0,
+            host_rows=together,
         )
+
+
+def _host_rows(world: World, rows: Sequence[torch.Tensor]) -> list[float | None]:
+    """By table, the distinct rows that a host's workers look up, as a mean over hosts.
+
+    None where workers are not on several hosts of equally many, more than one each.
+    """
+    if not world.two_levels or not rows:
+        return [None] * len(rows)
+    size = len(world.group("host").ranks)
+    sizes = [len(one) for one in rows]
+    told = world.exchange_numbers([sizes] * size, "access", "host")
+    sent = torch.cat([one.to(world.device) for one in rows]).repeat(size)
+    received_counts = [sum(row) for row in told]
+    received = torch.empty(sum(received_counts), dtype=sent.dtype, device=world.device)
+    each = [sum(sizes)] * size
+    world.all_to_all(received, sent, received_counts, each, "access", "host").wait()
+    parts = received.split([count for row in told for count in row])
+    own = [len(torch.unique(torch.cat(parts[t :: len(rows)]))) for t in range(len(rows))]
+    texts = world.texts("access of hosts", msgspec.json.encode(own).decode())
+    found = [msgspec.json.decode(text, type=list[int]) for text in texts]
+    return [sum(column) / world.size for column in zip(*found, strict=True)]
 
 
 def describe_code(step: Callable[..., Any]) -> list[str]:

@@ -15,6 +15,19 @@ bags, either     2 (N-1)/N αb  +  4 (N-1)/N αV       distinct rows, where they
 
 with n ids in B bags a worker and step, and r bytes in a row. The paper counts a server's own part
 as transferred as well (2b, 2αb); here it stays local.
+
+On H hosts of k workers each, numbered host by host, each worker sends of it to other hosts:
+
+====================  =========================================================================
+allreduce             2 (N-1)/N b/k                    one link of the ring leaves each host
+allreduce, by host    2 (H-1)/H b/k
+rows, by host         (H-1)/H (2ur + 4u)/k             what a host's workers ask for, once
+allgather             (N-k) αb  +  8 (N-k) αV
+all others            as above, with (H-1)/H in place of (N-1)/N
+====================  =========================================================================
+
+with u distinct rows that a host's workers look up together: measured, or at most kαV and V. Rows by
+host travel inside the host as well: (k-1)/k (2αb + 4αV).
 """
 
 from __future__ import annotations
@@ -23,32 +36,80 @@ from collections.abc import Iterable
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
-from parallax.strategy.data import VariableStrategy
+from parallax.strategy.data import HierarchyName, SynchronizerName, VariableStrategy
 
-# Messages of a step that wait for one another: counts, ids, rows, gradients.
-EXCHANGE_MESSAGES = 4
+# Messages of a step that wait for one another: ids, rows, gradients.
+EXCHANGE_MESSAGES = 3
 
 
-def bytes_per_step(variable: Variable, choice: VariableStrategy, workers: int) -> float:
-    """Bytes one worker sends per step for one variable, on average over workers."""
-    others = workers - 1
-    share = others / workers
-    alpha = variable.sparsity if variable.sparsity is not None else 1.0
-    touched = alpha * variable.rows
-    if choice.synchronizer in ("allreduce", "owner"):
-        size = variable.bytes
-        if choice.synchronizer == "allreduce" and variable.dtype.itemsize < 4:
-            size = variable.elements * 4  # half types are summed in float32
-        return 2 * share * size
-    if choice.synchronizer == "rows":
-        return share * (2 * alpha * variable.bytes + 4 * touched)
+def bytes_per_step(
+    variable: Variable, choice: VariableStrategy, workers: int, hosts: int = 1
+) -> float:
+    """Bytes one worker sends per step for one variable, on average over workers.
+
+    Args:
+        variable: as it was measured.
+        choice: how it is synchronised.
+        workers: how many there are.
+        hosts: that they are on, equally many on each; counts for rows by host only.
+    """
+    if choice.synchronizer == "rows" and choice.hierarchy == "hosts":
+        width = workers / hosts
+        inside = (width - 1) / width * _rows_both_ways(variable, _touched(variable))
+        return inside + bytes_across(variable, choice, workers, hosts)
     if choice.synchronizer == "allgather":
-        return others * (alpha * variable.bytes + 8 * touched)
+        return _gathered(variable, workers - 1)
+    return (workers - 1) / workers * _needed(variable, choice, workers)
+
+
+def bytes_across(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+    """Bytes of them that go to another host; 0 on one host. Arguments as above."""
+    if hosts == 1:
+        return 0.0
+    width = workers / hosts
+    share = (hosts - 1) / hosts
+    if choice.synchronizer == "allgather":
+        return _gathered(variable, workers - width)
+    if choice.synchronizer == "allreduce":
+        part = share if choice.hierarchy == "hosts" else (workers - 1) / workers
+        return part * _needed(variable, choice, workers) / width
+    if choice.synchronizer == "rows" and choice.hierarchy == "hosts":
+        most = min(width * _touched(variable), variable.rows)
+        merged = most if variable.host_rows is None else variable.host_rows
+        return share * _rows_both_ways(variable, merged) / width
+    return share * _needed(variable, choice, workers)
+
+
+def _needed(variable: Variable, choice: VariableStrategy, workers: int) -> float:
+    """Bytes that one worker needs and gives back, those of its own shard included."""
+    if choice.synchronizer == "allreduce":
+        # Half types are summed in float32.
+        return 2.0 * variable.elements * max(variable.dtype.itemsize, 4)
+    if choice.synchronizer == "owner":
+        return 2.0 * variable.bytes
+    if choice.synchronizer == "rows":
+        return _rows_both_ways(variable, _touched(variable))
     if choice.synchronizer == "bags":
         row = variable.bytes / max(variable.rows, 1)
-        values, numbers = variable.travelled or _bags(variable, choice, touched, workers)
-        return share * (2 * values * row + 4 * numbers)
+        measured = variable.travelled or _bags(variable, choice, _touched(variable), workers)
+        values, numbers = measured
+        return 2 * values * row + 4 * numbers
     return 0.0
+
+
+def _touched(variable: Variable) -> float:
+    """Distinct rows that one worker looks up; all of them while nothing is measured."""
+    return (variable.sparsity if variable.sparsity is not None else 1.0) * variable.rows
+
+
+def _rows_both_ways(variable: Variable, rows: float) -> float:
+    """Ids of 4 bytes, rows and their gradients."""
+    return rows * (2 * variable.bytes / max(variable.rows, 1) + 4)
+
+
+def _gathered(variable: Variable, receivers: float) -> float:
+    """Gradients of rows with ids of 8 bytes, to each receiver."""
+    return receivers * _touched(variable) * (variable.bytes / max(variable.rows, 1) + 8)
 
 
 def communication_seconds(
@@ -58,23 +119,30 @@ def communication_seconds(
 
     What overlaps with computation is not subtracted.
     """
-    workers = network.whole.workers
+    workers, hosts = network.whole.workers, network.hosts
     summed = {"flat": 0.0, "hosts": 0.0}
-    exchanged: dict[str, float] = {}
+    exchanged: dict[tuple[SynchronizerName, HierarchyName], tuple[float, float]] = {}
     for variable, choice in decided:
         if choice.synchronizer == "allreduce":
             summed[choice.hierarchy] += variable.elements * max(variable.dtype.itemsize, 4)
         elif choice.synchronizer != "none":
-            own = bytes_per_step(variable, choice, workers)
-            exchanged[choice.synchronizer] = exchanged.get(choice.synchronizer, 0.0) + own
+            key = (choice.synchronizer, choice.hierarchy)
+            sent, across = exchanged.get(key, (0.0, 0.0))
+            sent += bytes_per_step(variable, choice, workers, hosts)
+            across += bytes_across(variable, choice, workers, hosts)
+            exchanged[key] = sent, across
     seconds = 0.0
     if summed["flat"]:
         seconds += network.whole.all_reduce(summed["flat"])
     if summed["hosts"]:
         seconds += network.all_reduce_by_host(summed["hosts"])
-    for synchronizer, sent in exchanged.items():
+    for (synchronizer, hierarchy), (sent, across) in exchanged.items():
         messages = 2 if synchronizer == "owner" else EXCHANGE_MESSAGES
-        seconds += messages * network.whole.latency + sent / network.whole.bandwidth
+        part, far = sent / messages, across / messages
+        if hierarchy == "hosts":
+            seconds += messages * network.exchange_by_host(part - far, far)
+        else:
+            seconds += messages * network.whole.exchange(part)
     return seconds
 
 

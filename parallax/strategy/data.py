@@ -18,7 +18,10 @@ SHARDED: tuple[SynchronizerName, ...] = ("rows", "bags", "owner")
 """Synchronisers by which a worker updates its rows of a variable only."""
 BY_ROWS: tuple[SynchronizerName, ...] = ("rows", "bags", "allgather")
 """Synchronisers that need a sparse variable."""
+BY_HOST: tuple[SynchronizerName, ...] = ("allreduce", "rows")
+"""Synchronisers that may work inside hosts first."""
 PartitionName = Literal["whole", "cyclic", "block"]
+HierarchyName = Literal["flat", "hosts"]
 
 
 class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,8 +36,9 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             (consecutive rows).
         owners: workers that own a shard; empty when every worker holds the variable.
         average: mean over workers, else sum.
-        hierarchy: ``flat`` (all workers in one ring) or ``hosts`` (summed inside each host, then
-            between hosts), for ``allreduce``.
+        hierarchy: ``flat`` (all workers alike) or ``hosts`` (inside each host first, then between
+            hosts), for ``allreduce`` and ``rows``: dense gradients are summed, rows and their
+            gradients are merged in a host before they cross to another.
         why: the reason, for people.
     """
 
@@ -42,7 +46,7 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: PartitionName = "whole"
     owners: tuple[int, ...] = ()
     average: bool = True
-    hierarchy: Literal["flat", "hosts"] = "flat"
+    hierarchy: HierarchyName = "flat"
     why: str = ""
 
 

@@ -1,4 +1,4 @@
-"""Sum dense gradients inside hosts first, where that takes less time."""
+"""Let dense gradients, and rows, go through each host first, where that takes less time."""
 
 from __future__ import annotations
 
@@ -8,22 +8,40 @@ import msgspec
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
-from parallax.strategy.data import Strategy
+from parallax.strategy.cost import communication_seconds
+from parallax.strategy.data import BY_HOST, HierarchyName, Strategy, SynchronizerName
 
 
 def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network) -> Strategy:
-    """A strategy whose AllReduce has two levels if the network makes that faster.
+    """A strategy with two levels wherever the network makes that faster.
 
-    Gradients travel in buckets, so that one decision for all of a model is enough: it is made for
-    all dense gradients together.
+    Gradients travel in buckets, and rows of all tables together, so that there is one decision for
+    all dense gradients and one for all rows: by the time that their messages are predicted to take.
     """
-    summed = [v for v in variables if strategy.variables[v.name].synchronizer == "allreduce"]
-    size = sum(variable.bytes for variable in summed)
-    if not size or network.all_reduce_by_host(size) >= network.whole.all_reduce(size):
+    if network.host is None:
         return strategy
-    chosen = dict(strategy.variables)
-    for variable in summed:
-        chosen[variable.name] = msgspec.structs.replace(
-            chosen[variable.name], hierarchy="hosts", why=f"{chosen[variable.name].why}, by host"
+    for synchronizer in BY_HOST:
+        chosen = [v for v in variables if strategy.variables[v.name].synchronizer == synchronizer]
+        flat, hosts = (
+            communication_seconds([(v, leveled.variables[v.name]) for v in chosen], network)
+            for leveled in (
+                with_hierarchy(strategy, synchronizer, "flat"),
+                with_hierarchy(strategy, synchronizer, "hosts"),
+            )
         )
-    return msgspec.structs.replace(strategy, variables=chosen)
+        if hosts < flat:
+            strategy = with_hierarchy(strategy, synchronizer, "hosts")
+    return strategy
+
+
+def with_hierarchy(
+    strategy: Strategy, synchronizer: SynchronizerName, hierarchy: HierarchyName
+) -> Strategy:
+    """The strategy with this hierarchy for all variables of a synchroniser."""
+    variables = {
+        name: msgspec.structs.replace(choice, hierarchy=hierarchy)
+        if choice.synchronizer == synchronizer
+        else choice
+        for name, choice in strategy.variables.items()
+    }
+    return msgspec.structs.replace(strategy, variables=variables)

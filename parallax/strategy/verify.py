@@ -6,11 +6,26 @@ from collections.abc import Sequence
 
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
-from parallax.strategy.data import BY_ROWS, SHARDED, Strategy, VariableStrategy, fingerprint
+from parallax.strategy.data import (
+    BY_HOST,
+    BY_ROWS,
+    SHARDED,
+    Strategy,
+    VariableStrategy,
+    fingerprint,
+)
 
 
-def verify(strategy: Strategy, variables: Sequence[Variable], workers: int) -> None:
+def verify(
+    strategy: Strategy, variables: Sequence[Variable], workers: int, two_levels: bool = True
+) -> None:
     """Check that a strategy fits.
+
+    Args:
+        strategy: what to check.
+        variables: of the model that it is for.
+        workers: how many there are.
+        two_levels: they are on several hosts of equally many workers, more than one each.
 
     Raises:
         StrategyError: it is for another model or number of workers, or contradicts itself; lists
@@ -27,6 +42,12 @@ def verify(strategy: Strategy, variables: Sequence[Variable], workers: int) -> N
     for name, choice in strategy.variables.items():
         if name in known:
             problems += [f"{name!r}: {text}" for text in _check(choice, known[name], workers)]
+    by_host = [name for name, one in strategy.variables.items() if one.hierarchy == "hosts"]
+    if by_host and not two_levels:
+        problems.append(
+            "hierarchy 'hosts' needs several hosts of equally many workers, more than one each "
+            f"({', '.join(map(repr, by_host[:3]))}{', ...' if len(by_host) > 3 else ''})"
+        )
     if problems:
         raise StrategyError("The strategy does not fit: " + "; ".join(problems) + ".")
 
@@ -56,8 +77,10 @@ def _check(choice: VariableStrategy, variable: Variable, workers: int) -> list[s
         problems.append(
             "bags need partition 'cyclic' over all workers in order, or 'whole' with one owner"
         )
-    if choice.hierarchy == "hosts" and choice.synchronizer != "allreduce":
-        problems.append(f"hierarchy 'hosts' is for allreduce, not for {choice.synchronizer}")
+    if choice.hierarchy == "hosts" and choice.synchronizer not in BY_HOST:
+        problems.append(
+            f"hierarchy 'hosts' is for {' and '.join(BY_HOST)}, not for {choice.synchronizer}"
+        )
     if choice.synchronizer == "none" and variable.trainable:
         problems.append("it receives a gradient but is not synchronised")
     return problems

@@ -35,9 +35,10 @@ aten: Any = torch.ops.aten
 
 @dataclass
 class _Group:
-    """Lookups of one stage, exchanged together."""
+    """Lookups of one stage and one hierarchy, exchanged together."""
 
     sharded: bool
+    by_host: bool
     lookups: list[Lookup] = field(default_factory=list)
     resource: Node | None = None
     handle: Node | None = None
@@ -73,8 +74,10 @@ def _groups(work: Rewriting) -> list[_Group]:
             for lookup in work.analysis.lookups[name]
         ]
         for lookup in sorted(found, key=lambda item: order[item.node]):
-            key = (synchronizer, work.analysis.stages[lookup.node])
-            groups.setdefault(key, _Group(synchronizer == "rows")).lookups.append(lookup)
+            by_host = work.strategy.variables[lookup.variable].hierarchy == "hosts"
+            key = (synchronizer, by_host, work.analysis.stages[lookup.node])
+            new = _Group(synchronizer == "rows", by_host)
+            groups.setdefault(key, new).lookups.append(lookup)
     return list(groups.values())
 
 
@@ -89,6 +92,7 @@ def _fetch(work: Rewriting, group: _Group) -> None:
                 for name in group.tables
             ),
             group.sharded,
+            group.by_host,
         ),
         "rows",
     )
