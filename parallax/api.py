@@ -9,13 +9,19 @@ from typing import Any
 import torch
 
 from parallax.cluster.begin import begin
-from parallax.cluster.environment import WorkerEnvironment, launch_seed, worker_environment
+from parallax.cluster.environment import (
+    PLAN_VARIABLE,
+    WorkerEnvironment,
+    launch_seed,
+    worker_environment,
+)
 from parallax.cluster.worker_start import prepare_worker_process
 from parallax.config import Config, configure_logging
 from parallax.data.identity import known_sizes
 from parallax.errors import ConfigError
 from parallax.graph.discovery import discover
 from parallax.runtime.comm import World, connect, single
+from parallax.runtime.planning import PlanningRunner, current_planning
 from parallax.runtime.runner import Runner
 from parallax.runtime.start import agree_on, describe_code
 
@@ -35,6 +41,7 @@ def get_runner(
     Called in ``python train.py`` it starts the workers (one per CUDA device, else
     ``config.workers`` on the CPU), each of which runs the same script from its beginning; it
     returns only in them. Under torchrun, or with RANK and WORLD_SIZE set, the script is a worker.
+    Under ``parallax plan`` nothing is started, and the first step is planned instead of run.
 
     Args:
         step: computes the loss of a batch, calls ``backward()`` and steps its optimizers.
@@ -57,6 +64,8 @@ def get_runner(
     configure_logging()
     environment = worker_environment()
     objects = discover(step, model, optimizer)
+    if PLAN_VARIABLE in os.environ:
+        return PlanningRunner(step, objects, settings, current_planning())
     if environment.world_size == 1 and not environment.launched and "RANK" not in os.environ:
         begin(resource_info, settings)
     else:

@@ -22,6 +22,7 @@ __all__ = [
     "ModelError",
     "ParallaxError",
     "PeerError",
+    "PlanError",
     "RowIdError",
     "ShardError",
     "SourceLine",
@@ -81,6 +82,10 @@ class LaunchError(ParallaxError):
 
 class PeerError(LaunchError):
     """Another worker failed or stopped answering while this one waited for it."""
+
+
+class PlanError(LaunchError):
+    """No plan can be made of a script: it ended, or failed, before its first step."""
 
 
 class DisagreementError(LaunchError):

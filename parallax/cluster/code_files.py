@@ -10,7 +10,9 @@ from collections.abc import Iterable, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-__all__ = ["imported_files", "module_files", "script_files"]
+from parallax.errors import ConfigError
+
+__all__ = ["imported_files", "module_files", "program_files", "script_files"]
 
 _PACKAGE = str(Path(__file__).resolve().parents[1])
 _MAX_FILES = 2000
@@ -52,6 +54,31 @@ def module_files(module: str, paths: Sequence[str] = ()) -> list[str]:
         if not any(Path(file).stem == "__main__" for file in files):
             return []
     return _closure(files, places)
+
+
+def program_files(
+    script: str, arguments: Sequence[str], paths: Sequence[str], example: str
+) -> list[str]:
+    """The files of a program's code.
+
+    Args:
+        script: its path, or ``-m``.
+        arguments: what follows it on the command line; the module's name comes first after ``-m``.
+        paths: directories that PYTHONPATH has.
+        example: of a right command line, for the error.
+
+    Raises:
+        ConfigError: there is no such program.
+    """
+    if script != "-m":
+        if not Path(script).is_file():
+            raise ConfigError(f"The script {script!r} is no file.", hint=example)
+        return script_files(script, paths)
+    files = module_files(arguments[0], paths) if arguments else []
+    if not files:
+        name = arguments[0] if arguments else ""
+        raise ConfigError(f"The module {name!r} is not found here or in PYTHONPATH.", hint=example)
+    return files
 
 
 def _closure(files: Sequence[str], places: list[str]) -> list[str]:

@@ -14,6 +14,7 @@ MASTER_ADDR, MASTER_PORT    where worker 0 can be met; needed with more than one
 TORCHELASTIC_RESTART_COUNT  how often the workers were started before (the generation), 0 if unset
 PARALLAX_LAUNCHED           set by our launcher to its process id
 PARALLAX_SEED               base of random numbers that our launcher gives to all workers
+PARALLAX_PLAN               set by ``parallax plan``: this is worker 0 and meets no others
 ==========================  =====================================================================
 
 LOCAL_RANK and LOCAL_WORLD_SIZE may be missing only when all workers are certainly on one machine:
@@ -37,6 +38,7 @@ from parallax.errors import LaunchError
 __all__ = [
     "LAUNCHED_VARIABLE",
     "LAUNCHER_VARIABLES",
+    "PLAN_VARIABLE",
     "SEED_VARIABLE",
     "WorkerEnvironment",
     "launch_seed",
@@ -46,6 +48,7 @@ __all__ = [
 
 LAUNCHED_VARIABLE = "PARALLAX_LAUNCHED"
 SEED_VARIABLE = "PARALLAX_SEED"
+PLAN_VARIABLE = "PARALLAX_PLAN"
 
 _HINT = (
     "start the script with `python train.py` and let parallax start the workers, or with torchrun,"
@@ -195,7 +198,7 @@ class _Reader:
         self.below("RANK", rank, "WORLD_SIZE", world)
         address = self.variables.get("MASTER_ADDR") or None
         port = self.integer("MASTER_PORT", 1, 65535)
-        if world is not None and world > 1:
+        if world is not None and world > 1 and PLAN_VARIABLE not in self.variables:
             if address is None:
                 self.problems.append(f"MASTER_ADDR is not set, but WORLD_SIZE={world}")
             if "MASTER_PORT" not in self.variables:

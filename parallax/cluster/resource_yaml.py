@@ -19,7 +19,14 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from parallax.cluster.resource_problems import Problems
 from parallax.cluster.spec import MAX_WORKERS, ClusterSpec, Host, Link, Ssh, address_problem
 from parallax.cluster.ssh_options import option_problem
-from parallax.cluster.units import format_bandwidth, format_time, parse_bandwidth, parse_time
+from parallax.cluster.units import (
+    format_bandwidth,
+    format_bytes,
+    format_time,
+    parse_bandwidth,
+    parse_bytes,
+    parse_time,
+)
 
 __all__ = ["read_yaml", "to_yaml"]
 
@@ -28,8 +35,21 @@ MAX_DEPTH = 32
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\$?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_TOP = ("hosts", "links", "ssh", "bandwidth", "latency")
-_HOST = ("address", "devices", "cpus", "ssh", "bandwidth", "latency", "memory_bandwidth", "chief")
+_BANDWIDTH = (parse_bandwidth, format_bandwidth)
+_TIME = (parse_time, format_time)
+_BYTES = (parse_bytes, format_bytes)
+# How each is read from text, and written.
+_MEASURED: dict[str, tuple[Callable[[str], Any], Callable[[Any], str]]] = {
+    "bandwidth": _BANDWIDTH,
+    "latency": _TIME,
+    "inside_bandwidth": _BANDWIDTH,
+    "inside_latency": _TIME,
+    "memory_bandwidth": _BANDWIDTH,
+    "free_memory": _BYTES,
+    "device_memory": _BYTES,
+}
+_TOP = ("hosts", "links", "ssh", "bandwidth", "latency", "inside_bandwidth", "inside_latency")
+_HOST = ("address", "devices", "cpus", "ssh", "chief", *_MEASURED)
 _SSH = ("user", "port", "key", "options", "python", "directory", "environment")
 _LINK = ("between", "bandwidth", "latency")
 _Value = TypeVar("_Value")
@@ -60,9 +80,7 @@ def to_yaml(spec: ClusterSpec) -> str:
             entry["devices"] = list(host.devices)
         if host.cpus is not None:
             entry["cpus"] = host.cpus
-        entry |= _speeds(host.bandwidth, host.latency)
-        if host.memory_bandwidth is not None:
-            entry["memory_bandwidth"] = format_bandwidth(host.memory_bandwidth)
+        entry |= _measured(host)
         if host.chief:
             entry["chief"] = True
         ssh = {
@@ -78,19 +96,14 @@ def to_yaml(spec: ClusterSpec) -> str:
     document: dict[str, Any] = {"hosts": hosts}
     if spec.links:
         document["links"] = [
-            {"between": list(link.between), **_speeds(link.bandwidth, link.latency)}
-            for link in spec.links
+            {"between": list(link.between), **_measured(link)} for link in spec.links
         ]
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
 
 
-def _speeds(bandwidth: float | None, latency: float | None) -> dict[str, str]:
-    found = {}
-    if bandwidth is not None:
-        found["bandwidth"] = format_bandwidth(bandwidth)
-    if latency is not None:
-        found["latency"] = format_time(latency)
-    return found
+def _measured(known: Host | Link) -> dict[str, str]:
+    values = {name: getattr(known, name, None) for name in _MEASURED}
+    return {name: _MEASURED[name][1](value) for name, value in values.items() if value is not None}
 
 
 def _compose(text: str, problems: Problems) -> Node | None:
@@ -144,12 +157,7 @@ class _Reader:
             self.problems.add(_line(root), "there is no field 'hosts'", "see docs/machines.md.")
             return (), ()
         ssh = self._ssh(fields["ssh"], "ssh", Ssh()) if "ssh" in fields else Ssh()
-        base = Host(
-            "",
-            ssh=ssh,
-            bandwidth=self._value(fields, "bandwidth", "bandwidth", _bandwidth),
-            latency=self._value(fields, "latency", "latency", _time),
-        )
+        base = dataclasses.replace(Host("", ssh=ssh), **self._given(fields, ""))
         entries = self._value(fields, "hosts", "hosts", _sequence) or []
         read = [self._host(entry, f"hosts[{at}]", base) for at, entry in enumerate(entries)]
         hosts = tuple(host for host in read if host is not None)
@@ -176,19 +184,25 @@ class _Reader:
         if address is None:
             return None
         take = self._value
-        bandwidth = take(fields, "bandwidth", path, _bandwidth)
-        latency = take(fields, "latency", path, _time)
-        return Host(
+        read = Host(
             address,
             devices=take(fields, "devices", path, _devices),
             cpus=take(fields, "cpus", path, lambda n: _integer(n, 1, MAX_WORKERS)),
             ssh=self._ssh(fields["ssh"], f"{path}.ssh", base.ssh) if "ssh" in fields else base.ssh,
-            bandwidth=base.bandwidth if bandwidth is None else bandwidth,
-            latency=base.latency if latency is None else latency,
-            memory_bandwidth=take(fields, "memory_bandwidth", path, _bandwidth),
             chief=bool(take(fields, "chief", path, _boolean)),
             line=line,
         )
+        usual = {name: getattr(base, name) for name in _MEASURED}
+        return dataclasses.replace(read, **{**usual, **self._given(fields, path)})
+
+    def _given(self, fields: dict[str, Node], path: str) -> dict[str, Any]:
+        """What the fields say of speeds and memory; what is wrong is as if it were absent."""
+        read = {
+            name: self._value(fields, name, path or name, _quantity(name))
+            for name in fields
+            if name in _MEASURED
+        }
+        return {name: value for name, value in read.items() if value is not None}
 
     def _ssh(self, node: Node, path: str, base: Ssh) -> Ssh:
         fields = self._mapping(node, path, _SSH)
@@ -240,8 +254,8 @@ class _Reader:
                 )
         return Link(
             between,
-            self._value(fields, "bandwidth", path, _bandwidth),
-            self._value(fields, "latency", path, _time),
+            self._value(fields, "bandwidth", path, _quantity("bandwidth")),
+            self._value(fields, "latency", path, _quantity("latency")),
         )
 
     def _mapping(self, node: Node, path: str, known: tuple[str, ...]) -> dict[str, Node] | None:
@@ -373,16 +387,13 @@ def _pair(node: Node) -> tuple[str, str]:
     return one, other
 
 
-def _bandwidth(node: Node) -> float:
-    return _with_unit(node, parse_bandwidth)
+def _quantity(name: str) -> Callable[[Node], Any]:
+    """Reads a field that has a unit."""
 
+    def read(node: Node) -> Any:
+        try:
+            return _MEASURED[name][0](_text(node))
+        except ValueError as error:
+            raise _Wrong(str(error)) from error
 
-def _time(node: Node) -> float:
-    return _with_unit(node, parse_time)
-
-
-def _with_unit(node: Node, parse: Callable[[str], float]) -> float:
-    try:
-        return parse(_text(node))
-    except ValueError as error:
-        raise _Wrong(str(error)) from error
+    return read

@@ -49,6 +49,11 @@ class Host:
         bandwidth: of its link to the network in bytes per second, each way; None if not known.
         latency: of its link in seconds, one way to another host; None if not known.
         memory_bandwidth: of its main memory in bytes per second; None if not known.
+        inside_bandwidth: bytes per second that its workers together send each other; None if not
+            known.
+        inside_latency: in seconds, from one of its workers to another; None if not known.
+        free_memory: bytes of main memory that were free; None if not known.
+        device_memory: bytes that were free on each of its CUDA devices; None if not known.
         chief: whether worker 0 is to run here.
         line: where the resource file names it; 0 without a file.
     """
@@ -60,6 +65,10 @@ class Host:
     bandwidth: float | None = None
     latency: float | None = None
     memory_bandwidth: float | None = None
+    inside_bandwidth: float | None = None
+    inside_latency: float | None = None
+    free_memory: int | None = None
+    device_memory: int | None = None
     chief: bool = False
     line: int = field(default=0, compare=False)
 

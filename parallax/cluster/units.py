@@ -9,7 +9,14 @@ import math
 import re
 from decimal import Decimal
 
-__all__ = ["format_bandwidth", "format_time", "parse_bandwidth", "parse_time"]
+__all__ = [
+    "format_bandwidth",
+    "format_bytes",
+    "format_time",
+    "parse_bandwidth",
+    "parse_bytes",
+    "parse_time",
+]
 
 _NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]{1,2})?)\s*(\S*)", re.IGNORECASE)
 # Exact factors, so that 0.1 ms is the number that a program writes as 1e-4.
@@ -18,6 +25,8 @@ _PREFIXES["T"] = Decimal("1e12")
 _BANDWIDTH = {f"{p}bit/s": factor / 8 for p, factor in _PREFIXES.items()}
 _BANDWIDTH |= {f"{p}B/s": factor for p, factor in _PREFIXES.items()}
 _BANDWIDTH |= {f"{p}iB/s": Decimal(1024) ** power for power, p in enumerate("KMGT", 1)}
+_BYTES = {f"{p}B": factor for p, factor in _PREFIXES.items()}
+_BYTES |= {f"{p}iB": Decimal(1024) ** power for power, p in enumerate("KMGT", 1)}
 _TIME = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "ns": Decimal("1e-9")}
 _TIME["µs"] = _TIME["us"]
 
@@ -40,6 +49,25 @@ def parse_time(text: str) -> float:
             positive.
     """
     return _parse(text, _TIME, "'0.1 ms' or '50 us'")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of a text such as ``16 GB`` or ``16 GiB``.
+
+    Raises:
+        ValueError: says what is expected; the unit is missing or unknown, or the value not
+            positive.
+    """
+    return round(_parse(text, _BYTES, "'16 GB' or '16 GiB'"))
+
+
+def format_bytes(value: int) -> str:
+    """Bytes with a unit, which :func:`parse_bytes` reads."""
+    for prefix in ("T", "G", "M", "k"):
+        factor = float(_PREFIXES[prefix])
+        if value >= factor:
+            return f"{value / factor:.6g} {prefix}B"
+    return f"{value} B"
 
 
 def format_bandwidth(value: float) -> str:

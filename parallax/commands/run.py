@@ -5,22 +5,21 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from pathlib import Path
 
 from parallax.cluster.chief import Launch
 from parallax.cluster.cluster_launch import execute, find_here
-from parallax.cluster.code_files import module_files, script_files
+from parallax.cluster.code_files import program_files
 from parallax.cluster.environment import refuse_nested_launch
 from parallax.cluster.host_report import hash_files
 from parallax.cluster.launch import launch_command, made_directory
 from parallax.cluster.local_workers import local_host, pin_devices, workers_here
 from parallax.cluster.resources import read_resources
 from parallax.config import Config
-from parallax.errors import ConfigError
 
 __all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "run a script on every worker of the hosts in a resource file"
+_EXAMPLE = "for example `parallax run hosts.yml -- train.py --epochs 3`."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = Config(redirect_path=arguments.redirect_path, seed=arguments.seed)
     spec = read_resources(arguments.file)
     places = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    files = _files(arguments.script, arguments.arguments, places)
+    files = program_files(arguments.script, arguments.arguments, places, _EXAMPLE)
     redirect = None
     if settings.redirect_path is not None:
         redirect = made_directory(settings.redirect_path)
@@ -66,21 +65,3 @@ def run(arguments: argparse.Namespace) -> int:
             default_workers=settings.workers,
         )
     )
-
-
-def _files(script: str, arguments: list[str], places: list[str]) -> list[str]:
-    """The files of the program's code.
-
-    Raises:
-        ConfigError: there is no such program.
-    """
-    hint = "for example `parallax run hosts.yml -- train.py --epochs 3`."
-    if script != "-m":
-        if not Path(script).is_file():
-            raise ConfigError(f"The script {script!r} is no file.", hint=hint)
-        return script_files(script, places)
-    files = module_files(arguments[0], places) if arguments else []
-    if not files:
-        name = arguments[0] if arguments else ""
-        raise ConfigError(f"The module {name!r} is not found here or in PYTHONPATH.", hint=hint)
-    return files

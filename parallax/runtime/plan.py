@@ -6,7 +6,7 @@ import io
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rich.console import Console
@@ -21,6 +21,9 @@ from parallax.runtime.rows import RowExchange
 from parallax.runtime.rows_by_host import HostRowExchange
 from parallax.strategy.cost import bytes_across, bytes_per_step, communication_seconds
 from parallax.strategy.data import Strategy, VariableStrategy
+
+# How many runs of consecutive workers the plan names before it only counts them.
+MAX_SPANS = 4
 
 
 def measured(
@@ -207,10 +210,7 @@ class Plan:
         owners = ""
         if choice.owners:
             split = {"whole": "", "cyclic": ", row mod", "block": ", blocks"}[choice.partition]
-            workers = ",".join(map(str, choice.owners))
-            if len(choice.owners) == self.workers and self.workers > 1:
-                workers = "all"
-            owners = workers + split
+            owners = _workers(choice.owners, self.workers) + split
         synchronizer = choice.synchronizer + ", by host" * (choice.hierarchy == "hosts")
         return [
             names,
@@ -229,6 +229,22 @@ class Plan:
         return out.getvalue().rstrip()
 
     __repr__ = __str__
+
+
+def _workers(owners: Sequence[int], workers: int) -> str:
+    """Some workers in a few characters, however many there are: ``0-7,16``."""
+    if len(owners) == workers and workers > 1:
+        return "all"
+    spans: list[list[int]] = []
+    for owner in owners:
+        if spans and owner == spans[-1][1] + 1:
+            spans[-1][1] = owner
+        else:
+            spans.append([owner, owner])
+    shown = [str(one) if one == last else f"{one}-{last}" for one, last in spans[:MAX_SPANS]]
+    if len(spans) > MAX_SPANS:
+        shown.append(f"… ({len(owners)} workers)")
+    return ",".join(shown)
 
 
 def _bytes(count: float) -> str:

@@ -159,6 +159,19 @@ class Runner:
         return program
 
     def _prepare(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Program:
+        first = self._strategy is None
+        description, analysis = self._analyze(batch, named)
+        strategy = self._decide(analysis)
+        rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
+        self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
+        self._state.shard(rewritten.sharded, rewritten.views)
+        self._state.materialize(self._devices)
+        if first:
+            self._rebind()
+        return self._bind(rewritten, description)
+
+    def _analyze(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[str, Analysis]:
+        """The batch's structure, and the step that it was captured with; changes nothing."""
         check_batch(batch, named)
         self._state.refresh()
         if self._strategy is not None:
@@ -179,15 +192,7 @@ class Runner:
             flat = torch.utils._pytree.tree_leaves((batch, dict(named)))
             measure_access(self._world, analysis, flat, self._state.leaves)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
-        first = self._strategy is None
-        strategy = self._decide(analysis)
-        rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
-        self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
-        self._state.shard(rewritten.sharded, rewritten.views)
-        self._state.materialize(self._devices)
-        if first:
-            self._rebind()
-        return self._bind(rewritten, description)
+        return description, analysis
 
     def _bind(self, rewritten: WorkerGraph, description: str) -> Program:
         resources = [
@@ -236,16 +241,19 @@ class Runner:
         if differing:
             shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
             logger.info("first values differed between workers; all took worker 0's: %s", shown)
+        self._warn_of_batch_norms()
+        self._network = measure_network(world)
+        weight = batch_weight(torch.utils._pytree.tree_leaves((batch, dict(named))))
+        usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
+        self._control.usual_weight = usual
+
+    def _warn_of_batch_norms(self) -> None:
         if norms := batch_norms(self._objects):
             logger.warning(
                 "BatchNorm normalises over each worker's own batch, so results depend on the "
                 "number of workers (%s); GroupNorm or LayerNorm do not.",
                 ", ".join(norms[:3]) + (", ..." if len(norms) > 3 else ""),
             )
-        self._network = measure_network(world)
-        weight = batch_weight(torch.utils._pytree.tree_leaves((batch, dict(named))))
-        usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
-        self._control.usual_weight = usual
 
     def _decide(self, analysis: Analysis) -> Strategy:
         """The strategy: built once by the chief, read by all; checked against every new graph."""
@@ -256,7 +264,8 @@ class Runner:
                 built = by_host(built, variables, self._network)
             texts = self._world.texts("strategy", built.to_json().decode())
             strategy = Strategy.from_json(texts[0])
-            verify(strategy, variables, self.num_workers, self._world.two_levels)
+            two_levels = self._network is not None and self._network.host is not None
+            verify(strategy, variables, self.num_workers, two_levels)
             other = next((w for w, text in enumerate(texts) if text != texts[0]), None)
             if other is not None:
                 self._world.settle()

@@ -75,7 +75,10 @@ def _difference(world: World, topic: str, lines: Sequence[str]) -> tuple[int, st
 def measure_access(
     world: World, analysis: Analysis, batch: Sequence[Any], leaves: Mapping[str, Leaf]
 ) -> None:
-    """Let the analysis know how the first batches read tables, as means over all workers."""
+    """Let the analysis know how the first batches read tables, as means over all workers.
+
+    A lone worker that plans for many is told only its own, and takes the others to be like it.
+    """
     own = measure(
         analysis.step, analysis.lookups, batch, {name: leaf.value for name, leaf in leaves.items()}
     )
@@ -87,7 +90,7 @@ def measure_access(
     for name, together in zip(names, host_rows, strict=True):
         variable = analysis.variables[name]
         columns = zip(*[one[name] for one in found], strict=True)
-        ids, distinct, bags = (sum(column) / world.size for column in columns)
+        ids, distinct, bags = (sum(column) / len(found) for column in columns)
         analysis.variables[name] = replace(
             variable,
             sparsity=distinct / max(variable.rows, 1),

@@ -33,12 +33,18 @@ class RowLayout:
         """First and one-past-last row of ``worker``; only for consecutive rows."""
         if worker not in self.owners:
             return (0, 0)
-        place, count = self.owners.index(worker), len(self.owners)
-        return self.rows * place // count, self.rows * (place + 1) // count
+        return self._range(self.owners.index(worker))
 
     def ranges(self) -> tuple[tuple[int, int], ...]:
         """Every worker's range."""
-        return tuple(self.range(worker) for worker in range(self.workers))
+        # One look at each owner: of thousands, each of thousands would be looked up.
+        places = {owner: self._range(place) for place, owner in enumerate(self.owners)}
+        return tuple(places.get(worker, (0, 0)) for worker in range(self.workers))
+
+    def _range(self, place: int) -> tuple[int, int]:
+        """Rows of the owner at a place among owners."""
+        count = len(self.owners)
+        return self.rows * place // count, self.rows * (place + 1) // count
 
     def local_rows(self, worker: int) -> int:
         """How many rows ``worker`` owns."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 
 from parallax.config import Config
@@ -64,11 +65,11 @@ class OwnerQueue:
     """Gives whole variables to the worker that owns the fewest bytes so far."""
 
     def __init__(self, workers: int) -> None:
-        self._bytes = [0] * workers
+        self._owned = [(0, worker) for worker in range(workers)]  # a heap: in order to begin with
 
     def next(self, size: int) -> int:
-        owner = min(range(len(self._bytes)), key=lambda w: (self._bytes[w], w))
-        self._bytes[owner] += size
+        owned, owner = self._owned[0]
+        heapq.heapreplace(self._owned, (owned + size, owner))
         return owner
 
     @staticmethod

@@ -1,0 +1,164 @@
+"""``parallax plan``: a script runs in this process up to its first step, which is planned, not run.
+
+The script believes that it is worker 0 of the cluster that is planned for: its share of the data
+has the right size, and :func:`parallax.get_runner` gives it a runner that captures the step, looks
+at the first batch, decides, and ends the script. Nobody else is there to be asked or waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from parallax.cluster.planned import PlannedCluster
+from parallax.config import Config
+from parallax.errors import LaunchError
+from parallax.graph.discovery import StepObjects
+from parallax.runtime.comm import World
+from parallax.runtime.control import batch_weight
+from parallax.runtime.plan import Plan
+from parallax.runtime.runner import Runner
+
+__all__ = ["PlanMade", "Planning", "current_planning", "start_planning", "stop_planning"]
+
+
+class PlanMade(SystemExit):
+    """Ends the script, of which all is known that there was to find out. It is no error."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+
+
+class Planning:
+    """One script that is planned.
+
+    Args:
+        cluster: what for.
+    """
+
+    def __init__(self, cluster: PlannedCluster) -> None:
+        self.cluster = cluster
+        self.runners = 0
+        """How many the script has made."""
+        self.plan: Plan | None = None
+        self.batch_rows = 0
+        self._left = False
+
+    def report(self) -> str:
+        """The plan and what it rests on, for people."""
+        cluster = self.cluster
+        lines = [
+            str(self.plan),
+            f"planned for {_count(cluster.workers, 'worker')} on "
+            f"{_count(len(cluster.counts), 'host')} of {cluster.source}, from a first batch of "
+            f"{_count(self.batch_rows, 'row')} a worker; no step was run",
+        ]
+        if cluster.assumed:
+            lines.append(
+                "assumed, as the file does not say it: "
+                + "; ".join(cluster.assumed)
+                + " (`parallax probe` measures)"
+            )
+        return "\n".join(lines)
+
+    def leave(self) -> NoReturn:
+        """Ends the script: at first as ``sys.exit`` does, and by force if it goes on after that."""
+        if self._left:
+            print(self.report())
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        self._left = True
+        raise PlanMade
+
+
+_planning: Planning | None = None
+
+
+def start_planning(cluster: PlannedCluster) -> Planning:
+    """From now on this process plans: sets the variables of worker 0, and what runners do."""
+    global _planning
+    os.environ.update(cluster.variables)
+    _planning = Planning(cluster)
+    return _planning
+
+
+def stop_planning() -> None:
+    """Takes :func:`start_planning` back, but for variables that the process had before."""
+    global _planning
+    if _planning is not None:
+        for name in _planning.cluster.variables:
+            os.environ.pop(name, None)
+    _planning = None
+
+
+def current_planning() -> Planning:
+    """What this process plans.
+
+    Raises:
+        LaunchError: it only has the variables of one that does.
+    """
+    if _planning is None:
+        raise LaunchError(
+            "This process was started by a script of which `parallax plan` makes a plan, and is "
+            "asked to train.",
+            hint="let the script make its runner in its own process, before it starts others.",
+        )
+    return _planning
+
+
+class PlanningRunner(Runner):
+    """A runner of worker 0 whose first step is planned."""
+
+    def __init__(self, step: Any, objects: StepObjects, config: Config, planning: Planning) -> None:
+        self._planning = planning
+        planning.runners += 1
+        super().__init__(step, objects, config, _LoneWorld(planning.cluster.workers))
+
+    def run(self, *batch: Any, **named: Any) -> Any:
+        """Plans the step; does not return.
+
+        Raises:
+            ModelError: the step cannot be captured or distributed.
+            DataError: the batch cannot be the first.
+        """
+        planning = self._planning
+        if planning.plan is None:
+            self._signatures.read(batch, named)
+            _, analysis = self._analyze(batch, named)
+            self._decide(analysis)
+            planning.batch_rows = batch_weight(torch.utils._pytree.tree_leaves((batch, named)))
+            planning.plan = self.plan
+        planning.leave()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state before the first step; what a script would save after it is not made."""
+        if self._planning.plan is not None:
+            self._planning.leave()
+        return super().state_dict()
+
+    def _compare(self, description: str, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+        self._warn_of_batch_norms()
+        self._network = self._planning.cluster.network
+
+    def _dump(self, stage: str, text: Callable[[], str], suffix: str = "txt") -> None:
+        """Nothing: only where a step is run are its stages written as files."""
+
+
+class _LoneWorld(World):
+    """Worker 0 of many, none of which are there; what all would say, it says for them."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(0, size, torch.device("cpu"))
+
+    def texts(self, topic: str, text: str) -> list[str]:
+        """This worker's text alone."""
+        return [text]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
