@@ -26,9 +26,9 @@ from benchmarks.comparison.launch import Launcher, TaskError
 from benchmarks.comparison.report import Comparison
 from benchmarks.comparison.values import Contestant, Task, Trial, Turn
 from benchmarks.namespaces import rate_bits
-from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS
+from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS, WHOLE
 from benchmarks.virtual_cluster import VirtualCluster, VirtualClusterError
-from benchmarks.workloads import QUICK, WORKLOADS, Training
+from benchmarks.workloads import WORKLOADS, Training, find
 
 MEMORY_SHARE = 0.6  # of what is available
 SLOW_SECONDS = 3.0  # per step: such systems play few rounds
@@ -39,14 +39,25 @@ MOST_STEPS = 10
 
 @dataclass(frozen=True)
 class Options:
-    """What one run measures."""
+    """What one run measures.
+
+    Args:
+        workers_per_host: worker processes on each host.
+        rounds: turns of each system.
+        systems: by name, HYBRID and COMPUTATION among them.
+        quick: with tiny models.
+        packages: directory with TorchRec; empty without it.
+        memory: bytes for all workers together.
+        trials: try each system by itself; else these two only, and take HYBRID's trial for others.
+    """
 
     workers_per_host: int
     rounds: int
     systems: tuple[str, ...]
     quick: bool
     packages: str
-    memory: float  # bytes
+    memory: float
+    trials: bool = True
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -56,10 +67,10 @@ def main(arguments: list[str] | None = None) -> int:
         args.workers_per_host,
         args.rounds,
         # Ratios and the limit are in terms of these two.
-        tuple(dict.fromkeys([HYBRID, COMPUTATION, *(args.system or SYSTEMS)])),
+        tuple(dict.fromkeys([HYBRID, COMPUTATION, *(args.system or WHOLE)])),
         args.quick,
         str(Path(args.packages).resolve()) if args.packages else "",
-        args.memory * 1e9 if args.memory else _available_bytes() * MEMORY_SHARE,
+        args.memory * 1e9 if args.memory else _memory_budget(),
     )
     console = Console(width=None if sys.stdout.isatty() else 150)
     results = []
@@ -84,11 +95,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run(launcher: Launcher, workload: str, options: Options, console: Console) -> Comparison:
     """Try each system by itself, then let all take turns."""
-    training = (QUICK if options.quick else WORKLOADS)[workload]()
+    training = find(workload, options.quick)
     names = _names(training, options, console)
     base = Task("trial", workload, options.quick, [], 0, options.packages, "")
     trials: dict[str, Trial | str] = {}
     for name in names:
+        if not options.trials and name not in (HYBRID, COMPUTATION):
+            continue
         task = msgspec.structs.replace(base, contestants=[Contestant(name, 1, 1)])
         try:
             trials[name] = msgspec.json.decode(launcher.run(task), type=Trial)
@@ -101,6 +114,10 @@ def run(launcher: Launcher, workload: str, options: Options, console: Console) -
             trials[name] = str(error)
         console.print(f"{workload}: tried {name}: {_in_words(trials[name])}", style="dim")
     fit = {name: trial for name, trial in trials.items() if isinstance(trial, Trial)}
+    untried = [name for name in names if name not in trials]
+    fit.update(dict.fromkeys(untried, fit[HYBRID]))
+    nothing = msgspec.structs.replace(fit[HYBRID], losses=[], peak_bytes=0)
+    trials.update(dict.fromkeys(untried, nothing))
     workers = len(launcher.cluster.hosts) * options.workers_per_host
     members = _groups(fit, workers, options.memory)
     groups = [_take_turns(launcher, base, options, fit, group, console) for group in members]
@@ -162,6 +179,7 @@ def _put_together(
         cross_bytes=trial.cross_bytes,
         wire=wire,
         share=report.reached(turns, wire),
+        turns=[group for group in groups if not isinstance(group, str)],
     )
 
 
@@ -198,10 +216,11 @@ def _together(fit: dict[str, Trial], names: Sequence[str]) -> int:
     return empty + held + max(trial.peak_bytes - trial.held_bytes for trial in trials)
 
 
-def _available_bytes() -> int:
+def _memory_budget() -> float:
+    """Bytes that all workers together may use."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
+            return int(line.split()[1]) * 1024 * MEMORY_SHARE
     raise SystemExit("/proc/meminfo does not tell what is available; use --memory")
 
 
@@ -221,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--workload", action="append", choices=WORKLOADS, help="one or several (default: all)")
-    add("--system", action="append", choices=SYSTEMS, help="one or several (default: all)")
+    add("--system", action="append", choices=SYSTEMS, help="one or several (default: whole ones)")
     add("--hosts", type=int, default=4, help="of the cluster")
     add("--workers-per-host", type=int, default=1, help="worker processes on each host")
     add("--rate", default="1gbit", help="of each host's link; 'none' does not shape")

@@ -225,6 +225,15 @@ WORKLOADS: dict[str, Callable[[], Training]] = {
     "resnet": resnet,
 }
 
+# The models of the Parallax paper's tables, so small that eight workers train each of them on two
+# cores over slow links, with variables large enough to have several owners.
+PAPER: dict[str, Callable[[], Training]] = {
+    "paper-resnet": lambda: resnet(blocks=1),
+    "paper-vgg": lambda: vgg(width=24, features=128, batch=4),
+    "paper-lm": lambda: lm(20_000, projection=128, sampled=4096),
+    "paper-nmt": lambda: nmt(6_000, hidden=128, batch=24),
+}
+
 # The same at sizes for a test.
 QUICK: dict[str, Callable[[], Training]] = {
     "lm-50k": lambda: lm(300, embedding=8, hidden=12, projection=8, sampled=16, batch=4, unroll=5),
@@ -233,7 +242,16 @@ QUICK: dict[str, Callable[[], Training]] = {
     "nmt": lambda: nmt(200, embedding=8, hidden=8, batch=4, length=5),
     "vgg": lambda: vgg(width=4, features=8, batch=2),
     "resnet": lambda: resnet(blocks=1, width=8, batch=2),
+    "paper-resnet": lambda: resnet(blocks=1, width=8, batch=2),
+    "paper-vgg": lambda: vgg(width=4, features=8, batch=2),
+    "paper-lm": lambda: lm(300, embedding=8, hidden=12, projection=8, sampled=16, batch=4),
+    "paper-nmt": lambda: nmt(200, embedding=8, hidden=8, batch=4, length=5),
 }
+
+
+def find(name: str, quick: bool) -> Training:
+    """The workload of that name; ``quick`` at sizes for a test."""
+    return (QUICK if quick else {**WORKLOADS, **PAPER})[name]()
 
 
 def parameter_bytes(model: nn.Module) -> int:

@@ -11,6 +11,7 @@ import equality
 import torch
 import traffic
 
+from benchmarks.peers.ours import LEVELS, with_levels
 from benchmarks.workloads import QUICK, Training, lm, make_step
 from parallax.cluster.network import Network
 from parallax.config import Config
@@ -106,6 +107,14 @@ def losses(world: World, levels: str) -> dict[str, Any]:
         "losses": found,
         "levels": [one.hierarchy for one in choices if one.synchronizer == "rows"],
     }
+
+
+def levels_of_case(world: World, levels: str) -> dict[str, str]:
+    """By synchroniser, the hierarchy that a benchmark's system with these levels gets."""
+    runner, _ = _language_model(world, QUICK["lm-50k"]())
+    batch = QUICK["lm-50k"]().batch()
+    with_levels(runner.run, LEVELS[levels])(*batch)
+    return {row.choice.synchronizer: row.choice.hierarchy for row in runner.plan.rows}
 
 
 def _language_model(world: World, training: Training) -> tuple[Runner, Callable[[], Any]]:

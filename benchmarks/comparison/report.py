@@ -39,8 +39,8 @@ class Row(msgspec.Struct, frozen=True):
         rounds: how many there were.
         sent_bytes: per step, by the average host; median.
         most_bytes: per step, of the busiest direction of any host; median.
-        peak_bytes: of the largest worker, in processes of its own.
-        losses: of the first steps, mean over workers.
+        peak_bytes: of the largest worker, in processes of its own; 0 if it was not tried so.
+        losses: of the first steps, mean over workers; none if it was not tried.
     """
 
     system: str
@@ -68,6 +68,7 @@ class Comparison(msgspec.Struct, frozen=True):
         cross_bytes: least bytes that the average host must send per step.
         wire: seconds that these bytes take on a link.
         share: median over the rounds of max(computation, wire) / HYBRID's time.
+        turns: of the systems that shared processes, one list for each such group.
     """
 
     workload: str
@@ -79,6 +80,7 @@ class Comparison(msgspec.Struct, frozen=True):
     cross_bytes: float
     wire: float
     share: float
+    turns: list[list[Turn]] = []
 
 
 def compare(

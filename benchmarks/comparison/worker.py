@@ -24,7 +24,7 @@ from benchmarks.comparison.limits import bytes_that_must_cross
 from benchmarks.comparison.values import Task, Trial, Turn
 from benchmarks.namespaces import link_bytes
 from benchmarks.peers.systems import COMPUTATION, SYSTEMS
-from benchmarks.workloads import QUICK, WORKLOADS, Batch, Step, Training, batches
+from benchmarks.workloads import Batch, Step, Training, batches, find
 
 BATCHES = 8
 TRIAL_STEPS = 4
@@ -39,7 +39,7 @@ def main(path: str) -> None:
         sys.path.append(task.packages)
     # The driver ends workers that take too long.
     dist.init_process_group("gloo", timeout=timedelta(hours=1))
-    training = (QUICK if task.quick else WORKLOADS)[task.workload]()
+    training = find(task.workload, task.quick)
     data = batches(training, BATCHES, seed=1000 + dist.get_rank())
     answer: Trial | list[Turn]
     if task.kind == "trial":

@@ -2,17 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
 import torch
 
 import parallax
 from benchmarks.workloads import Step, Training, make_step
+from parallax.cluster.network import Network
+from parallax.graph.variables import Variable
+from parallax.runtime import runner as runner_module
+from parallax.strategy.data import Strategy, SynchronizerName
+from parallax.strategy.hierarchy import with_hierarchy
+
+LEVELS: dict[str, tuple[SynchronizerName, ...]] = {
+    "flat": (),
+    "rows": ("rows",),
+    "hosts": ("rows", "allreduce"),
+}
+"""By name, what is exchanged in two levels."""
 
 
 def build(training: Training, option: str) -> Step:
-    """A step of parallax with ``run_option=option``."""
+    """A step of parallax.
+
+    Args:
+        training: what to train.
+        option: the ``run_option``; after a slash, one of ``LEVELS`` instead of what parallax would
+            choose for the network.
+    """
+    run_option, _, levels = option.partition("/")
     torch.manual_seed(0)
     model = training.model(False)
     step = make_step(training, model, model, training.optimizer(model.parameters()))
-    config = parallax.Config(run_option=option, seed=0)
+    config = parallax.Config(run_option=run_option, seed=0)  # type: ignore[arg-type]
     runner = parallax.get_runner(step, config=config)
-    return runner.run
+    return with_levels(runner.run, LEVELS[levels]) if levels else runner.run
+
+
+def with_levels(run: Step, by_host: Sequence[SynchronizerName]) -> Step:
+    """The same step, for which the strategy of its first call takes two levels where we say."""
+
+    def decide(strategy: Strategy, variables: Sequence[Variable], network: Network) -> Strategy:
+        if network.host is not None:
+            for synchronizer in by_host:
+                strategy = with_hierarchy(strategy, synchronizer, "hosts")
+        return strategy
+
+    decided = False
+
+    def step(*batch: Any) -> torch.Tensor:
+        nonlocal decided
+        if decided:
+            return run(*batch)
+        with mock.patch.object(runner_module, "by_host", decide):
+            decided = True
+            return run(*batch)
+
+    return step

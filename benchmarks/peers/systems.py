@@ -24,6 +24,7 @@ class System:
         fits: whether the system can train it.
         lossy: the numbers are not those of one device.
         apart: it is known to end processes that hold it, and shares them with HYBRID alone.
+        part: it is parallax with something left out, and compared when asked for only.
     """
 
     name: str
@@ -32,6 +33,7 @@ class System:
     fits: Callable[[Training], bool] = lambda training: True
     lossy: bool = False
     apart: bool = False
+    part: bool = False
 
     def build(self, training: Training) -> Step:
         """A step of this system, on a model with the same first values on all workers."""
@@ -54,6 +56,12 @@ SYSTEMS = {
         System(HYBRID, "ours", "HYBRID"),
         System("parallax-ps", "ours", "PS"),
         System("parallax-ar", "ours", "AR"),
+        # Two levels of exchange nowhere; for rows; for rows and dense gradients.
+        System("parallax-ps-flat", "ours", "PS/flat", part=True),
+        System("parallax-ar-flat", "ours", "AR/flat", part=True),
+        System("parallax-hybrid-flat", "ours", "HYBRID/flat", part=True),
+        System("parallax-hybrid-rows", "ours", "HYBRID/rows", part=True),
+        System("parallax-hybrid-hosts", "ours", "HYBRID/hosts", part=True),
         # What a worker computes while the others do too, with nothing sent: no way of training.
         System(COMPUTATION, "alone", "", lossy=True),
         System("ddp", "ddp", "dense"),
@@ -66,3 +74,5 @@ SYSTEMS = {
         System("torchrec-table", "torchrec", "table", fits=_torchrec_knows),
     )
 }
+
+WHOLE = tuple(name for name, system in SYSTEMS.items() if not system.part)
