@@ -79,13 +79,16 @@ MODELS = {
 NOTES = """\
 The paper's ResNet is ResNet-50, and it has no VGG but Inception-v3 as its second dense model
 (PS 3.9k, AR 5.8k: 0.67). Its +OPAU and +OPSW (operations placed where their inputs are) are no
-switches here: parallax always works so, and overlaps messages with computation in every column.
+switches here: parallax always works so, and starts messages early in every column.
 Why figures differ:
 
 - PS / AR depends on how much of a step is communication, so on models and links. Of a dense
   gradient a ring of all workers carries about twice its size out of each host, servers carry that
-  for each worker of the host.
-- +HYB saves exactly that of BASE, where a worker that owns a whole variable is also waited for.
+  for each worker of the host. Of rows AR carries each worker's to every other: that grows with the
+  number of workers, of which the paper had 48.
+- +HYB saves what dense gradients cost more in BASE, where workers also wait for the busiest owner,
+  and for new values after the update, which nothing hides. It saves the more, the more of a model
+  is dense and of a step is communication.
 - +LA merges rows that several workers of a host look up. Workers merge repeated words of their own
   batch before they send anything, also in BASE, so that only what both of two workers look up is
   left to save. The paper's hosts had six workers each.
