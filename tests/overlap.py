@@ -68,3 +68,56 @@ def train(world: World) -> tuple[str, float]:
     found = runner.state_dict()["model"]
     worst = max(float((found[n] - p).abs().max()) for n, p in alone.state_dict().items())
     return str(runner.graph), worst
+
+
+class Wide(nn.Module):
+    """One large layer between small ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = nn.Linear(300, 1023, bias=False)
+        self.small = nn.Linear(1023, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.small(torch.tanh(self.large(x)))
+        return out
+
+
+def train_wide(world: World, average: bool) -> tuple[str, float]:
+    """The same for a product that is computed piece by piece; batches of several sizes."""
+    generator = torch.Generator().manual_seed(9)
+    sizes = [[640, 640], [640, 9], [0, 640]]
+    parts = [
+        [torch.randn(n, 300, generator=generator, dtype=torch.float64) for n in row]
+        for row in sizes
+    ]
+
+    def build_wide() -> tuple[Wide, Callable[..., torch.Tensor]]:
+        torch.manual_seed(5)
+        model = Wide().double()
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+
+        def step(x: torch.Tensor, scale: float) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).pow(2).sum() * scale
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            return loss
+
+        return model, step
+
+    alone, one_device = build_wide()
+    for row in parts:
+        whole = torch.cat(row)
+        one_device(whole, 1 / len(whole))
+    _, step = build_wide()
+    config = Config(workers=1, seed=1, average_dense=average)
+    runner = Runner(step, discover(step), config, world)
+    for row in parts:
+        own = row[world.rank]
+        count = len(own) if average else sum(map(len, row))
+        runner.run(own, 1 / max(count, 1))
+    found = runner.state_dict()["model"]
+    worst = max(float((found[n] - p).abs().max()) for n, p in alone.state_dict().items())
+    return str(runner.graph), worst

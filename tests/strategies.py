@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import equality
+import msgspec
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
@@ -33,7 +34,14 @@ def random_strategy(variables: Sequence[Variable], workers: int, seed: int) -> S
         elif not variable.shard_obstacle:
             options.append(VariableStrategy("owner", "whole", (draw.randrange(workers),)))
             options.append(VariableStrategy("owner", "block", everyone))
-        chosen[variable.name] = draw.choice(options)
+        choice = draw.choice(options)
+        whole = choice.synchronizer == "allreduce"
+        chosen[variable.name] = msgspec.structs.replace(
+            choice,
+            group=draw.randrange(3),
+            pieces=draw.randint(1, min(max(variable.rows, 1), 3)) if whole else 1,
+            pull_group=draw.randrange(2),
+        )
     return Strategy(fingerprint(variables), workers, chosen)
 
 
@@ -42,7 +50,8 @@ def compare_random(world: World, seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
     cases = draw.sample(equality.all_cases(), 4)
     worst, chosen = 0.0, []
-    original = dict(BUILDERS)
+    original, merge = dict(BUILDERS), runner_module.merge_messages
+    runner_module.merge_messages = lambda strategy, analysis: strategy
     try:
         for case in cases:
 
@@ -61,4 +70,5 @@ def compare_random(world: World, seed: int) -> dict[str, Any]:
             chosen += [row.choice.synchronizer for row in runner.plan.rows]
     finally:
         BUILDERS.update(original)
+        runner_module.merge_messages = merge
     return {"difference": worst, "chosen": chosen, "cases": cases}

@@ -21,6 +21,7 @@ from parallax.graph.variables import Analysis, analyze
 from parallax.ops import marks
 from parallax.rewrite.pipeline import PASSES, prepare, rewrite
 from parallax.strategy.builders import BUILDERS
+from parallax.strategy.messages import merge_messages
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -96,7 +97,8 @@ def test_captured_step() -> None:
 def test_every_pass(option: str) -> None:
     """The graph after each pass that changed it, one after the other."""
     analysis = captured()
-    strategy = BUILDERS[option](list(analysis.variables.values()), 2, Config())
+    built = BUILDERS[option](list(analysis.variables.values()), 2, Config())
+    strategy = merge_messages(built, analysis)
     work = prepare(analysis, strategy, 0, 2)
     before = text(work.step)
     prints = []

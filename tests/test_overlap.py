@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import overlap
+import pytest
 from pool import Pool
 
 
@@ -32,3 +35,11 @@ def test_rows_travel_while_the_model_computes(pool: Pool) -> None:
         assert products[0] == 0  # before the perceptron below
         assert products[1] == 4  # after it
         assert products[2] == 8  # after the perceptron between
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_a_large_product_travels_piece_by_piece(pool: Pool, average: bool) -> None:
+    for graph, difference in pool.run(2, overlap.train_wide, average):
+        assert difference <= 1e-10
+        puts = re.findall(r"put_gradient\(buckets_0, (\d), \w+(?:, (\d))?\)", graph)
+        assert puts == [("0", ""), ("1", ""), ("2", "0"), ("2", "1")], graph

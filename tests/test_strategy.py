@@ -123,6 +123,14 @@ GOOD = {
             {"b": VariableStrategy("owner", owners=(0,), hierarchy="hosts")},
             "'b': hierarchy 'hosts' is for allreduce and rows, not for owner",
         ),
+        (
+            {"b": VariableStrategy("allreduce", pieces=5)},
+            "'b': it has 4 rows, which cannot be cut in 5",
+        ),
+        (
+            {"b": VariableStrategy("owner", owners=(0,), pieces=2)},
+            "'b': only gradients of flat allreduce travel in pieces",
+        ),
         ({"b": VariableStrategy("none")}, "receives a gradient but is not synchronised"),
     ],
 )

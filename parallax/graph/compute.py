@@ -17,21 +17,22 @@ WORTH_A_MESSAGE = 50_000_000
 def operations(graph: Graph) -> dict[Node, int]:
     """Multiplications and additions of each node that has many; others are left out.
 
-    Counted by torch's own formulas, from the shapes that were captured.
+    Counted by torch's own formulas, from the shapes that were captured; 0 for an empty batch.
     """
-    return {node: count for node in graph.nodes if (count := _count(node))}
+    return {node: _count(node) for node in graph.nodes if _formula(node) is not None}
+
+
+def _formula(node: Node) -> Any:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    return flop_registry.get(node.target.overloadpacket)
 
 
 def _count(node: Node) -> int:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return 0
-    formula = flop_registry.get(node.target.overloadpacket)
-    if formula is None:
-        return 0
     value: Any = lambda n: n.meta.get("val")  # noqa: E731
     args = map_arg(node.args, value)
     kwargs = map_arg(node.kwargs, value)
-    return int(formula(*args, **kwargs, out_val=node.meta.get("val")))
+    return int(_formula(node)(*args, **kwargs, out_val=node.meta.get("val")))
 
 
 def split_by_compute(

@@ -93,7 +93,8 @@ class BagsSpec:
 class BucketEntry:
     """One gradient of a phase: its place among the phase's gradients and in a bucket.
 
-    ``by_host``: it is summed inside each host before it is summed between hosts.
+    ``by_host``: it is summed inside each host before it is summed between hosts. ``pieces``: how
+    many parts of its rows travel one by one, for which the bucket is its own.
     """
 
     name: str
@@ -102,6 +103,12 @@ class BucketEntry:
     average: bool
     bucket: int
     by_host: bool = False
+    pieces: int = 1
+
+    def rows(self, piece: int) -> tuple[int, int]:
+        """The first row of a piece, and the one after its last."""
+        rows = self.shape[0]
+        return rows * piece // self.pieces, rows * (piece + 1) // self.pieces
 
 
 @dataclass(frozen=True)
@@ -253,9 +260,9 @@ def receive_bags(exchange: Any, pending: Any, tables: Sequence[int]) -> list[tor
 
 
 @effect
-def put_gradient(buckets: Any, index: int, gradient: torch.Tensor) -> None:
-    """Copy a dense gradient to its bucket, and start sending the bucket when it is full."""
-    buckets.put(index, gradient)
+def put_gradient(buckets: Any, index: int, gradient: torch.Tensor, piece: int = 0) -> None:
+    """Copy a dense gradient, or a piece of it, to its bucket, and start sending what is full."""
+    buckets.put(index, gradient, piece)
 
 
 @effect

@@ -8,18 +8,25 @@ from collections.abc import Sequence
 import torch
 
 from parallax.errors import UnsupportedError
-from parallax.ops.resources import BucketsSpec, CombineSpec, PullSpec, ReductionSpec
+from parallax.ops.resources import BucketEntry, BucketsSpec, CombineSpec, PullSpec, ReductionSpec
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import FLOATS, StepControl
 
 
 class _Bucket:
-    """A flat buffer for several gradients and the control words."""
+    """A flat buffer that travels at once: for several gradients, or for a piece of one."""
 
-    def __init__(self, dtype: torch.dtype, average: bool, by_host: bool) -> None:
-        self.dtype = dtype
-        self.average = average
-        self.by_host = by_host
+    def __init__(self, entry: BucketEntry, has_words: bool = True) -> None:
+        """
+        Args:
+            entry: one of its gradients.
+            has_words: whether the control words follow them.
+        """
+        # Half types are summed in float32's precision.
+        self.dtype = torch.float32 if entry.dtype.itemsize < 4 else entry.dtype
+        self.average = entry.average
+        self.by_host = entry.by_host
+        self.has_words = has_words
         self.entries: list[int] = []
         self.filled = 0
         self.pending: Pending | None = None
@@ -28,6 +35,10 @@ class _Bucket:
         self.received = torch.empty(0)
         self.result = torch.empty(0)
         self.part = torch.empty(0)
+
+
+Places = list[tuple[int, int]]
+"""Offset and length of a gradient in its bucket; by owner, if it has several."""
 
 
 class Buckets:
@@ -44,30 +55,55 @@ class Buckets:
         self.world = world
         self.control = control
         self._buckets: list[_Bucket] = []
-        self._place: list[tuple[_Bucket, list[tuple[int, int]]]] = []
+        self._places: list[list[tuple[_Bucket, Places]]] = []
+        """By gradient, where its pieces are."""
+        self._storages: dict[int, torch.Tensor] = {}
+        """Of gradients in pieces, the memory that these share."""
         self._lay_out()
 
     # -- Layout -----------------------------------------------------------------------------
 
     def _lay_out(self) -> None:
         by_number: dict[int, _Bucket] = {}
-        for entry in self.spec.entries:
-            wide = torch.float32 if entry.dtype.itemsize < 4 else entry.dtype
-            bucket = by_number.setdefault(entry.bucket, _Bucket(wide, entry.average, entry.by_host))
-            bucket.entries.append(len(self._place))
-            self._place.append((bucket, []))
-        self._buckets = list(by_number.values())
-        for bucket in self._buckets:
+        for index, entry in enumerate(self.spec.entries):
+            if entry.pieces > 1:
+                self._lay_out_pieces(index, entry)
+                continue
+            bucket = by_number.get(entry.bucket)
+            if bucket is None:
+                bucket = by_number[entry.bucket] = _Bucket(entry)
+                self._buckets.append(bucket)
+            bucket.entries.append(index)
+            self._places.append([(bucket, [])])
+        for bucket in by_number.values():
             if self.spec.owners:
                 self._lay_out_for_owners(bucket)
             else:
                 self._lay_out_whole(bucket)
 
+    def _lay_out_pieces(self, index: int, entry: BucketEntry) -> None:
+        """Pieces follow one another in memory, so that the gradient is whole when all arrived."""
+        width = math.prod(entry.shape[1:])
+        buckets = [_Bucket(entry, piece == entry.pieces - 1) for piece in range(entry.pieces)]
+        storage = torch.zeros(
+            entry.shape[0] * width + FLOATS, dtype=buckets[0].dtype, device=self.world.device
+        )
+        for piece, bucket in enumerate(buckets):
+            first, last = (row * width for row in entry.rows(piece))
+            bucket.entries.append(index)
+            bucket.buffer = storage[first : last + FLOATS * bucket.has_words]
+            bucket.segments = [len(bucket.buffer)]
+        self._places.append(
+            [(bucket, [(0, len(bucket.buffer) - FLOATS * bucket.has_words)]) for bucket in buckets]
+        )
+        self._buckets += buckets
+        self._storages[index] = storage
+
     def _lay_out_whole(self, bucket: _Bucket) -> None:
         offset = 0
         for index in bucket.entries:
             count = math.prod(self.spec.entries[index].shape)
-            self._place[index][1].append((offset, count))
+            self._places[index][0][1].append((offset, count))
             offset += count
         size = offset + FLOATS
         parts = len(self.world.group("host").ranks) if bucket.by_host else 1
@@ -86,7 +122,7 @@ class Buckets:
                 entry = self.spec.entries[index]
                 first, last = self.spec.owners[index][worker]
                 count = (last - first) * math.prod(entry.shape[1:])
-                self._place[index][1].append((offset, count))
+                self._places[index][0][1].append((offset, count))
                 offset += count
             offset += FLOATS
             segments.append(offset - start)
@@ -99,15 +135,15 @@ class Buckets:
 
     # -- A step -------------------------------------------------------------------------------
 
-    def put(self, index: int, gradient: torch.Tensor) -> None:
+    def put(self, index: int, gradient: torch.Tensor, piece: int = 0) -> None:
         """See :func:`parallax.ops.resources.put_gradient`."""
         if gradient.layout is not torch.strided:
             raise UnsupportedError(
                 f"The gradient of {self.spec.entries[index].name!r} mixes sparse and dense parts.",
                 hint="use sparse=False for this embedding.",
             )
-        bucket, places = self._place[index]
-        if bucket.filled == 0:
+        bucket, places = self._places[index][piece]
+        if bucket.filled == 0 and bucket.has_words:
             self._control_words(bucket)
         flat = gradient.reshape(-1)
         start = 0
@@ -183,7 +219,8 @@ class Buckets:
                 bucket.result = bucket.received.view(self.world.size, own).sum(0)
             else:
                 bucket.result = bucket.buffer
-            self.control.check_floats(bucket.result[-FLOATS:])
+            if bucket.has_words:
+                self.control.check_floats(bucket.result[-FLOATS:])
         for bucket in self._buckets:
             if bucket.average and self.control.correction != 1.0:
                 bucket.result.mul_(self.control.correction)
@@ -191,7 +228,8 @@ class Buckets:
 
     def _gradient(self, index: int) -> torch.Tensor:
         entry = self.spec.entries[index]
-        bucket, places = self._place[index]
+        bucket, places = self._places[index][0]
+        result = self._storages.get(index, bucket.result)
         if self.spec.owners:
             first, last = self.spec.owners[index][self.world.rank]
             base = places[self.world.rank][0]
@@ -199,7 +237,7 @@ class Buckets:
             shape = (last - first, *entry.shape[1:])
         else:
             base, shape = places[0][0], entry.shape
-        view = bucket.result[base : base + math.prod(shape)].view(shape)
+        view = result[base : base + math.prod(shape)].view(shape)
         return view if view.dtype is entry.dtype else view.to(entry.dtype)
 
 

@@ -37,6 +37,10 @@ class Requested:
     """Per table, where its padding row is among the unique rows, if it is there."""
     pulls: dict[int, Rows] = field(default_factory=dict)
     """Per table, the message that brings its rows."""
+    later: list[list[int]] = field(default_factory=list)
+    """Tables of the messages of rows that are not under way yet."""
+    shards: Sequence[torch.Tensor] = ()
+    """What these will be read from."""
 
 
 @dataclass
@@ -90,10 +94,17 @@ class RowExchange:
         """See :func:`parallax.ops.resources.pull_rows`."""
         result, locals_, counts, padding, bad = self._unique(ids)
         request = self._exchange_ids(locals_, counts, padding, bad)
-        for tables in messages:
-            rows = self._send_rows(request, list(tables), shards)
-            request.pulls.update(dict.fromkeys(tables, rows))
+        request.later = [list(tables) for tables in messages]
+        request.shards = shards
+        self._send_next(request)
         return [item for table in result for item in table] + [request]
+
+    def _send_next(self, request: Requested) -> None:
+        """Start the next message of rows: one at a time, as the first is wanted first."""
+        if request.later:
+            tables = request.later.pop(0)
+            rows = self._send_rows(request, tables, request.shards)
+            request.pulls.update(dict.fromkeys(tables, rows))
 
     def _send_rows(
         self, request: Requested, tables: list[int], shards: Sequence[torch.Tensor]
@@ -105,10 +116,13 @@ class RowExchange:
 
     def pulled(self, request: Requested, table: int) -> torch.Tensor:
         """See :func:`parallax.ops.resources.pulled_rows`."""
+        while table not in request.pulls:
+            self._send_next(request)
         rows = request.pulls.pop(table)
         if not rows.arrived:
             for work in rows.pending:
                 work.wait()
+            self._send_next(request)
             values = self._arrived_rows(request, rows)
             rows.arrived = dict(zip(rows.tables, values, strict=True))
         return rows.arrived[table]

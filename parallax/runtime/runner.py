@@ -42,6 +42,7 @@ from parallax.runtime.state_table import StateTable
 from parallax.strategy.builders import BUILDERS
 from parallax.strategy.data import BY_ROWS, SHARDED, Strategy
 from parallax.strategy.hierarchy import by_host
+from parallax.strategy.messages import merge_messages
 from parallax.strategy.verify import verify
 
 MAX_PROGRAMS = 32
@@ -263,7 +264,11 @@ class Runner:
             if self._network is not None:
                 built = by_host(built, variables, self._network)
             texts = self._world.texts("strategy", built.to_json().decode())
-            strategy = Strategy.from_json(texts[0])
+            merged = merge_messages(built, analysis)
+            # Batches of other sizes could make other workers merge otherwise.
+            strategy = Strategy.from_json(
+                self._world.texts("messages", merged.to_json().decode())[0]
+            )
             two_levels = self._network is not None and self._network.host is not None
             verify(strategy, variables, self.num_workers, two_levels)
             other = next((w for w, text in enumerate(texts) if text != texts[0]), None)

@@ -39,6 +39,10 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         hierarchy: ``flat`` (all workers alike) or ``hosts`` (inside each host first, then between
             hosts), for ``allreduce`` and ``rows``: dense gradients are summed, rows and their
             gradients are merged in a host before they cross to another.
+        group: gradients of one synchroniser with the same number travel together.
+        pieces: how many parts of its rows a gradient is cut into, each of which travels as soon as
+            it is computed; for flat ``allreduce``.
+        pull_group: rows of tables with the same number are fetched together.
         why: the reason, for people.
     """
 
@@ -47,6 +51,9 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owners: tuple[int, ...] = ()
     average: bool = True
     hierarchy: HierarchyName = "flat"
+    group: int = 0
+    pieces: int = 1
+    pull_group: int = 0
     why: str = ""
 
 

@@ -81,6 +81,10 @@ def _check(choice: VariableStrategy, variable: Variable, workers: int) -> list[s
         problems.append(
             f"hierarchy 'hosts' is for {' and '.join(BY_HOST)}, not for {choice.synchronizer}"
         )
+    if not 1 <= choice.pieces <= max(variable.rows, 1):
+        problems.append(f"it has {variable.rows} rows, which cannot be cut in {choice.pieces}")
+    if choice.pieces > 1 and (choice.synchronizer, choice.hierarchy) != ("allreduce", "flat"):
+        problems.append("only gradients of flat allreduce travel in pieces")
     if choice.synchronizer == "none" and variable.trainable:
         problems.append("it receives a gradient but is not synchronised")
     return problems

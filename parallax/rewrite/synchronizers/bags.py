@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.compute import WORTH_A_MESSAGE, split_by_compute
 from parallax.graph.lookups import Lookup, bag_of
 from parallax.ops.resources import (
     BagFeature,
@@ -21,7 +20,12 @@ from parallax.ops.resources import (
 )
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.early import known_early
-from parallax.rewrite.synchronizers.sparse import hand_over, table_spec, updates_touched_rows
+from parallax.rewrite.synchronizers.sparse import (
+    hand_over,
+    table_spec,
+    together,
+    updates_touched_rows,
+)
 
 aten: Any = torch.ops.aten
 
@@ -53,7 +57,7 @@ def synchronize_bags(work: Rewriting) -> None:
     for phase in work.phases:
         for group in groups.values():
             marks = [mark for mark in phase.marks if _belongs(work, group, mark)]
-            for part in split_by_compute(marks, work.order(), work.operations, WORTH_A_MESSAGE):
+            for part in together(work, marks):
                 _push(work, group, part, phase.first_use)
     for lookup in found:
         _erase_with_gradients(work, lookup.node)

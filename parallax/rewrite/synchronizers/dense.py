@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import torch
 from torch.fx import Node
 
-from parallax.graph.cleanup import is_view
-from parallax.graph.compute import WORTH_A_MESSAGE, split_by_compute
-from parallax.graph.stages import is_write
 from parallax.ops.resources import BucketEntry, BucketsSpec, put_gradient, wait_gradients
 from parallax.rewrite.context import Phase, Rewriting
+from parallax.strategy.messages import is_own_product, known_after
 
-BUCKET_BYTES = 8 << 20
-"""A bucket is sent at this size at the latest ..."""
-WORTH_A_BUCKET = 1 << 20
-"""... and at this size if the model goes on computing, so that the two overlap."""
+aten: Any = torch.ops.aten
 
 
 def synchronize_dense(work: Rewriting) -> None:
@@ -31,9 +28,9 @@ def _phase(work: Rewriting, phase: Phase, synchronizer: str) -> None:
     if not marks:
         return
     order = work.order()
-    known = {mark: _known_after(mark) for mark in marks}
+    known = {mark: known_after(mark) for mark in marks}
     marks = sorted(marks, key=lambda mark: order[known[mark]])
-    entries = _entries(work, marks, [known[mark] for mark in marks])
+    entries = _entries(work, marks)
     owners = (
         tuple(work.layout(str(m.args[1])).ranges() for m in marks)
         if (synchronizer == "owner")
@@ -41,7 +38,10 @@ def _phase(work: Rewriting, phase: Phase, synchronizer: str) -> None:
     )
     resource = work.resource(BucketsSpec(entries, owners), "buckets")
     for index, mark in enumerate(marks):
-        _put(work, mark, known[mark], resource, index)
+        if entries[index].pieces > 1:
+            _put_pieces(work, mark, known[mark], resource, index, entries[index])
+        else:
+            _put(work, mark, known[mark], resource, index)
     with work.graph.inserting_before(phase.first_use):
         gradients = work.call(wait_gradients, resource)
         for index, mark in enumerate(marks):
@@ -50,22 +50,6 @@ def _phase(work: Rewriting, phase: Phase, synchronizer: str) -> None:
             mark.replace_all_uses_with(value)
     for mark in marks:
         work.graph.erase_node(mark)
-
-
-def _known_after(mark: Node) -> Node:
-    """The node that computes a gradient; the mark itself if the tensor is changed later on."""
-    base = mark.args[0]
-    assert isinstance(base, Node)
-    while base.op == "call_function" and is_view(base):
-        base = base.all_input_nodes[0]
-    if base.op != "call_function":
-        return mark
-    aliases = [base]
-    for alias in aliases:
-        if any(is_write(user) and user.args[0] is alias for user in alias.users):
-            return mark
-        aliases += [user for user in alias.users if user.op == "call_function" and is_view(user)]
-    return base
 
 
 def _put(work: Rewriting, mark: Node, known: Node, resource: Node, index: int) -> None:
@@ -85,25 +69,45 @@ def _put(work: Rewriting, mark: Node, known: Node, resource: Node, index: int) -
         work.call(put_gradient, resource, index, source)
 
 
-def _entries(work: Rewriting, marks: list[Node], known: list[Node]) -> tuple[BucketEntry, ...]:
-    groups = split_by_compute(known, work.order(), work.operations, WORTH_A_MESSAGE)
-    first_of_group = {group[0] for group in groups}
+def _put_pieces(
+    work: Rewriting, mark: Node, known: Node, resource: Node, index: int, entry: BucketEntry
+) -> None:
+    """Send a gradient by its rows: a matrix product is computed piece by piece for it."""
+    if not is_own_product(mark, known):
+        source = mark.args[0]
+        with work.graph.inserting_before(mark):
+            for piece in range(entry.pieces):
+                part = work.call(aten.slice.Tensor, source, 0, *entry.rows(piece))
+                work.call(put_gradient, resource, index, part, piece)
+        return
+    left, right = known.args
+    with work.graph.inserting_before(known):
+        for piece in range(entry.pieces):
+            rows = work.call(aten.slice.Tensor, left, 0, *entry.rows(piece))
+            part = work.call(aten.mm.default, rows, right)
+            work.call(put_gradient, resource, index, part, piece)
+
+
+def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
     entries: list[BucketEntry] = []
-    open_buckets: dict[object, tuple[int, int]] = {}
-    number = -1
-    for mark, node in zip(marks, known, strict=True):
+    buckets: dict[object, int] = {}
+    for mark in marks:
         variable = work.analysis.variables[str(mark.args[1])]
         choice = work.strategy.variables[variable.name]
-        average, by_host = choice.average, choice.hierarchy == "hosts"
-        if node in first_of_group:
-            open_buckets = {k: b for k, b in open_buckets.items() if b[1] < WORTH_A_BUCKET}
-        key = (variable.dtype, average, by_host)
-        bucket, size = open_buckets.get(key, (-1, BUCKET_BYTES))
-        if size + variable.bytes > BUCKET_BYTES and size:
-            number += 1
-            bucket, size = number, 0
-        open_buckets[key] = (bucket, size + variable.bytes)
+        by_host = choice.hierarchy == "hosts"
+        key: object = (variable.dtype, choice.average, by_host, choice.group)
+        if choice.pieces > 1:
+            key = mark
+        bucket = buckets.setdefault(key, len(buckets))
         entries.append(
-            BucketEntry(variable.name, variable.shape, variable.dtype, average, bucket, by_host)
+            BucketEntry(
+                variable.name,
+                variable.shape,
+                variable.dtype,
+                choice.average,
+                bucket,
+                by_host,
+                choice.pieces,
+            )
         )
     return tuple(entries)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.compute import WORTH_A_MESSAGE, split_by_compute
 from parallax.graph.lookups import (
     Lookup,
     gradient_ids,
@@ -28,7 +27,12 @@ from parallax.ops.resources import (
 )
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.early import known_early
-from parallax.rewrite.synchronizers.sparse import hand_over, table_spec, updates_touched_rows
+from parallax.rewrite.synchronizers.sparse import (
+    hand_over,
+    table_spec,
+    together,
+    updates_touched_rows,
+)
 
 aten: Any = torch.ops.aten
 
@@ -60,7 +64,7 @@ def synchronize_rows(work: Rewriting) -> None:
             if number is not None:
                 by_group.setdefault(number, []).append(mark)
         for number, marks in by_group.items():
-            for part in split_by_compute(marks, work.order(), work.operations, WORTH_A_MESSAGE):
+            for part in together(work, marks):
                 _push(work, groups[number], part, phase.first_use)
 
 
@@ -120,16 +124,15 @@ def _fetch(work: Rewriting, group: _Group) -> None:
 
 
 def _messages(work: Rewriting, group: _Group) -> list[list[int]]:
-    """Tables in the order in which they are read, together unless there is work in between."""
-    first: dict[str, Node] = {}
+    """The tables that are fetched together, in the order in which they are read."""
     order = work.order()
+    messages: dict[int, list[int]] = {}
     for lookup in sorted(group.lookups, key=lambda item: order[item.node]):
-        first.setdefault(lookup.variable, lookup.node)
-    names = {node: name for name, node in first.items()}
-    return [
-        [group.tables.index(names[node]) for node in nodes]
-        for nodes in split_by_compute(names, order, work.operations, WORTH_A_MESSAGE)
-    ]
+        table = group.tables.index(lookup.variable)
+        number = work.strategy.variables[lookup.variable].pull_group
+        if table not in messages.setdefault(number, []):
+            messages[number].append(table)
+    return list(messages.values())
 
 
 def _read_pulled(work: Rewriting, group: _Group) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,15 @@ def updates_touched_rows(work: Rewriting, name: str) -> bool:
     """Whether the update of a sharded table can do with the rows that the step touched."""
     marks = work.analysis.gradients[name]
     return can_touch_only_rows(work, name, marks) or can_update_in_blocks(work, name, marks)
+
+
+def together(work: Rewriting, marks: Sequence[Node]) -> list[list[Node]]:
+    """Gradients that travel together."""
+    groups: dict[int, list[Node]] = {}
+    for mark in marks:
+        number = work.strategy.variables[str(mark.args[1])].group
+        groups.setdefault(number, []).append(mark)
+    return list(groups.values())
 
 
 def table_spec(work: Rewriting, name: str, lookups: list[Lookup], touched: bool) -> TableSpec:

@@ -1,0 +1,137 @@
+"""Which gradients and rows travel together, and what is cut: decided once, from the first graph.
+
+A message costs about as much as a little computation does. So what is known at about the same time
+travels together, and what has computation after it leaves at once, to travel meanwhile. Later
+graphs of the same step, for batches of other sizes, follow what was decided here: all workers must
+send the same messages, whatever each computes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from torch.fx import Node
+
+from parallax.graph.cleanup import is_view
+from parallax.graph.compute import WORTH_A_MESSAGE, operations, split_by_compute
+from parallax.graph.stages import is_write
+from parallax.graph.variables import Analysis, Variable
+from parallax.strategy.data import BY_ROWS, Strategy, VariableStrategy
+
+aten: Any = torch.ops.aten
+
+BUCKET_BYTES = 8 << 20
+"""A bucket of dense gradients is sent at this size at the latest ..."""
+WORTH_A_BUCKET = 1 << 20
+"""... and at this size if the model goes on computing, so that the two overlap."""
+
+
+def merge_messages(strategy: Strategy, analysis: Analysis) -> Strategy:
+    """The strategy with its groups, pieces and pull groups set, for the order of this graph."""
+    chosen = dict(strategy.variables)
+    for name, group in _pulls(strategy, analysis).items():
+        chosen[name] = msgspec.structs.replace(chosen[name], pull_group=group)
+    for name, group in _pushes(strategy, analysis).items():
+        chosen[name] = msgspec.structs.replace(chosen[name], group=group)
+    for synchronizer in ("allreduce", "owner"):
+        for name, (group, pieces) in _dense(strategy, analysis, synchronizer).items():
+            chosen[name] = msgspec.structs.replace(chosen[name], group=group, pieces=pieces)
+    return msgspec.structs.replace(strategy, variables=chosen)
+
+
+def _pulls(strategy: Strategy, analysis: Analysis) -> dict[str, int]:
+    """Tables in the order in which they are read, together unless there is work in between."""
+    order = list(analysis.step.graph.nodes)
+    place = {node: index for index, node in enumerate(order)}
+    first = {
+        min((lookup.node for lookup in lookups), key=place.__getitem__): name
+        for name, lookups in analysis.lookups.items()
+        if lookups and strategy.variables[name].synchronizer == "rows"
+    }
+    groups = split_by_compute(first, order, operations(analysis.step.graph), WORTH_A_MESSAGE)
+    return {first[node]: number for number, nodes in enumerate(groups) for node in nodes}
+
+
+def _pushes(strategy: Strategy, analysis: Analysis) -> dict[str, int]:
+    """Gradients of rows, in the order in which backward makes them."""
+    graph = analysis.step.graph
+    marks = {
+        mark: name
+        for name, found in analysis.gradients.items()
+        if strategy.variables[name].synchronizer in BY_ROWS
+        for mark in found
+    }
+    groups = split_by_compute(marks, graph.nodes, operations(graph), WORTH_A_MESSAGE)
+    return {marks[node]: number for number, nodes in enumerate(groups) for node in nodes}
+
+
+def _dense(strategy: Strategy, analysis: Analysis, synchronizer: str) -> dict[str, tuple[int, int]]:
+    """Group and pieces of each dense gradient."""
+    graph = analysis.step.graph
+    counts = operations(graph)
+    order = list(graph.nodes)
+    place = {node: index for index, node in enumerate(order)}
+    names = [n for n, c in strategy.variables.items() if c.synchronizer == synchronizer]
+    marks = [mark for name in names for mark in analysis.gradients.get(name, ())]
+    known = {mark: known_after(mark) for mark in marks}
+    marks.sort(key=lambda mark: place[known[mark]])
+    groups = split_by_compute([known[m] for m in marks], order, counts, WORTH_A_MESSAGE)
+    first_of_group = {group[0] for group in groups}
+    result: dict[str, tuple[int, int]] = {}
+    sizes: dict[object, tuple[int, int]] = {}
+    number = -1
+    for mark in marks:
+        name = str(mark.args[1])
+        variable, choice = analysis.variables[name], strategy.variables[name]
+        pieces = _pieces(choice, variable, mark, known[mark], counts.get(known[mark], 0))
+        if pieces > 1:
+            number += 1
+            result[name] = (number, pieces)
+            continue
+        if known[mark] in first_of_group:
+            sizes = {key: open_ for key, open_ in sizes.items() if open_[1] < WORTH_A_BUCKET}
+        key = (variable.dtype, choice.average, choice.hierarchy)
+        group, size = sizes.get(key, (-1, BUCKET_BYTES))
+        if size and size + variable.bytes > BUCKET_BYTES:
+            number += 1
+            group, size = number, 0
+        sizes[key] = (group, size + variable.bytes)
+        result[name] = (group, 1)
+    return result
+
+
+def known_after(mark: Node) -> Node:
+    """The node that computes a gradient; the mark itself if the tensor is changed later on."""
+    base = mark.args[0]
+    assert isinstance(base, Node)
+    while base.op == "call_function" and is_view(base):
+        base = base.all_input_nodes[0]
+    if base.op != "call_function":
+        return mark
+    aliases = [base]
+    for alias in aliases:
+        if any(is_write(user) and user.args[0] is alias for user in alias.users):
+            return mark
+        aliases += [user for user in alias.users if user.op == "call_function" and is_view(user)]
+    return base
+
+
+def is_own_product(mark: Node, known: Node) -> bool:
+    """Whether a gradient is one matrix product that is used for nothing else."""
+    return mark.args[0] is known and known.target is aten.mm.default and len(known.users) == 1
+
+
+def _pieces(
+    choice: VariableStrategy, variable: Variable, mark: Node, known: Node, count: int
+) -> int:
+    """Into how many pieces to cut a product: as each is computed, those before it travel."""
+    if (
+        choice.synchronizer != "allreduce"
+        or choice.hierarchy != "flat"
+        or not is_own_product(mark, known)
+    ):
+        return 1
+    most = min(count // WORTH_A_MESSAGE, variable.rows)
+    return max(min(variable.bytes // WORTH_A_BUCKET, most), 1)
