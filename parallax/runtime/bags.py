@@ -12,6 +12,7 @@ rows are dealt out; (N-1)/N (4u + 2bu) where distinct rows travel.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,8 +23,13 @@ from parallax.ops.resources import BagFeature, BagsSpec, TableSpec
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import StepControl
 from parallax.runtime.row_ids import id_dtype, within
-from parallax.runtime.rows import aggregate
+from parallax.runtime.rows import Places, aggregate, places_of
 from parallax.strategy.layout import cyclic_rows
+
+MANY_MORE = 1.5
+"""Where a batch has so many more distinct rows than bags ..."""
+PATIENCE = 15
+"""... they are not counted for so many steps."""
 
 Part = tuple[torch.Tensor, torch.Tensor | None]
 """Local rows of one owner, and how many each bag has of them."""
@@ -69,6 +75,8 @@ class _Served:
     """Number of bags of each worker; a row that is wanted by itself is one."""
     single: bool
     """Whether only rows are wanted."""
+    places: Places | None = None
+    """Of a table with one lookup, the distinct rows, and where each of ``ids`` is among them."""
 
 
 @dataclass
@@ -121,6 +129,9 @@ class BagExchange:
         ]
         """By worker, the lookups that it serves."""
         self._kind = id_dtype(spec.tables)
+        self._lookups = Counter(feature.table for feature in spec.features)
+        self._patience = [0] * len(spec.features)
+        """By lookup, for how many steps to ask for bags without a look at distinct rows."""
 
     def _table(self, feature: int) -> TableSpec:
         return self.spec.tables[self.spec.features[feature].table]
@@ -150,6 +161,10 @@ class BagExchange:
             ]
             counts = [self._elements(own, worker, request) for worker in self._workers()]
             request.messages[dtype] = self._start(sent, counts, dtype, "bags: pull")
+        # While the sums are under way.
+        for f, served in request.served.items():
+            if self._lookups[self.spec.features[f].table] == 1:
+                served.places = places_of(self._table(f), served.ids.long())
         return request
 
     def _workers(self) -> range:
@@ -180,7 +195,7 @@ class BagExchange:
             sizes = _bag_sizes(feature, offsets, flat.numel())
             flat, problem = within(table, flat, self.world.rank)
             bad = bad or problem
-            query = self._query(table, flat, sizes)
+            query = self._query(f, flat, sizes)
             queries.append(query)
             self.ids[f] += flat.numel()
             self.bags[f] += len(sizes)
@@ -189,18 +204,24 @@ class BagExchange:
         self.steps += 1
         return queries, bad
 
-    def _query(self, table: TableSpec, ids: torch.Tensor, sizes: torch.Tensor) -> _Query:
+    def _query(self, feature: int, ids: torch.Tensor, sizes: torch.Tensor) -> _Query:
         """Ask for bags, or for the distinct rows if these are fewer."""
-        number = self.world.size
+        number, table = self.world.size, self._table(feature)
         dealt = table.owner is None
-        stride = table.rows // number + 1
-        keys = (ids % number) * stride + ids // number if dealt else ids
-        distinct, places = torch.unique(keys, return_inverse=True)
-        # Without sizes to send besides.
-        if len(distinct) <= (number if dealt else 1) * len(sizes):
-            single = len(ids) == len(sizes) and bool((sizes == 1).all())
-            rows = self._by_owner(table, distinct, stride)
-            return _Query(sizes, [(part, None) for part in rows], places, single)
+        bags = (number if dealt else 1) * len(sizes)
+        if self._patience[feature] and len(ids) > bags:
+            self._patience[feature] -= 1
+        else:
+            stride = table.rows // number + 1
+            keys = (ids % number) * stride + ids // number if dealt else ids
+            distinct, places = torch.unique(keys, return_inverse=True)
+            # Without sizes to send besides.
+            if len(distinct) <= bags:
+                single = len(ids) == len(sizes) and bool((sizes == 1).all())
+                rows = self._by_owner(table, distinct, stride)
+                return _Query(sizes, [(part, None) for part in rows], places, single)
+            if len(distinct) > MANY_MORE * bags:
+                self._patience[feature] = PATIENCE
         nobody: Part = (ids[:0], None)
         parts: list[Part]
         if table.owner is not None:
@@ -362,9 +383,16 @@ class BagExchange:
                         served.sizes.long(), 0, output_size=len(served.ids)
                     )
                 found[self.spec.features[f].table].append((served.ids.long(), rows))
-        return [self._aggregated(t, parts) for t, parts in found.items()]
+        known = sent.request.served
+        places = {self.spec.features[f].table: known[f].places for f in sent.features if f in known}
+        return [self._aggregated(t, parts, places.get(t)) for t, parts in found.items()]
 
-    def _aggregated(self, table: int, parts: list[tuple[torch.Tensor, torch.Tensor]]) -> Any:
+    def _aggregated(
+        self,
+        table: int,
+        parts: list[tuple[torch.Tensor, torch.Tensor]],
+        places: Places | None,
+    ) -> Any:
         spec = self.spec.tables[table]
         rank, size, device = self.world.rank, self.world.size, self.world.device
         if not parts:
@@ -374,6 +402,8 @@ class BagExchange:
             count = cyclic_rows(spec.rows, rank, size)
         else:
             count = spec.rows if spec.owner == rank else 0
+        if len(parts) == 1:
+            return aggregate(spec, count, *parts[0], places)
         ids = torch.cat([ids for ids, _ in parts])
         return aggregate(spec, count, ids, torch.cat([rows for _, rows in parts]))
 

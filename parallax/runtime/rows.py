@@ -20,6 +20,9 @@ from parallax.runtime.control import StepControl
 from parallax.runtime.row_ids import id_dtype, within
 from parallax.strategy.layout import cyclic_rows
 
+Places = tuple[torch.Tensor, torch.Tensor]
+"""Distinct ids, and by id where it is among them."""
+
 
 @dataclass
 class Requested:
@@ -35,6 +38,8 @@ class Requested:
     """served[w][t]: rows of table t that worker w needs from this worker."""
     padding: list[int | None]
     """Per table, where its padding row is among the unique rows, if it is there."""
+    wanted_places: list[Places | None] = field(default_factory=list)
+    """Per table, the distinct rows among ``wanted``, and where each of them is."""
     pulls: dict[int, Rows] = field(default_factory=dict)
     """Per table, the message that brings its rows."""
     later: list[list[int]] = field(default_factory=list)
@@ -97,6 +102,11 @@ class RowExchange:
         request.later = [list(tables) for tables in messages]
         request.shards = shards
         self._send_next(request)
+        # While the rows are under way.
+        request.wanted_places = [
+            places_of(table, ids)
+            for table, ids in zip(self.spec.tables, request.wanted, strict=True)
+        ]
         return [item for table in result for item in table] + [request]
 
     def _send_next(self, request: Requested) -> None:
@@ -277,18 +287,19 @@ class RowExchange:
         if sent.ids is not None:
             counts = [[row[t] for t in sent.tables] for row in sent.counts]
             wanted = by_table(sent.ids, counts, [1] * len(sent.tables))
-        else:
-            wanted = [sent.request.wanted[t] for t in sent.tables]
-        return [
-            self._aggregated(self.spec.tables[t], ids, rows)
-            for t, ids, rows in zip(sent.tables, wanted, values, strict=True)
-        ]
-
-    def _aggregated(self, table: TableSpec, ids: torch.Tensor, rows: torch.Tensor) -> Any:
-        count = table.rows
-        if self.spec.sharded:
-            count = cyclic_rows(table.rows, self.world.rank, self.world.size)
-        return aggregate(table, count, ids, rows)
+            return [
+                aggregate(self.spec.tables[t], self.spec.tables[t].rows, ids, rows)
+                for t, ids, rows in zip(sent.tables, wanted, values, strict=True)
+            ]
+        request, rank, size = sent.request, self.world.rank, self.world.size
+        result = []
+        for t, rows in zip(sent.tables, values, strict=True):
+            table = self.spec.tables[t]
+            count = cyclic_rows(table.rows, rank, size)
+            result.append(
+                aggregate(table, count, request.wanted[t], rows, request.wanted_places[t])
+            )
+        return result
 
     # -- Messages of rows -------------------------------------------------------------------
 
@@ -346,7 +357,21 @@ class RowExchange:
         return [result[t] for t in tables]
 
 
-def aggregate(table: TableSpec, count: int, ids: torch.Tensor, rows: torch.Tensor) -> Any:
+def places_of(table: TableSpec, ids: torch.Tensor) -> Places | None:
+    """What :func:`aggregate` needs to know of ids, if anything."""
+    if table.lazy or not table.touched:
+        return None
+    unique, positions = torch.unique(ids, return_inverse=True)
+    return unique, positions
+
+
+def aggregate(
+    table: TableSpec,
+    count: int,
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    places: Places | None = None,
+) -> Any:
     """The gradient of ``count`` rows of a table, in the form that its update takes.
 
     Args:
@@ -354,14 +379,16 @@ def aggregate(table: TableSpec, count: int, ids: torch.Tensor, rows: torch.Tenso
         count: rows that this worker holds.
         ids: which of them ``rows`` belong to; an id may occur often.
         rows: the gradients to sum.
+        places: of the ids, where they are known already.
     """
     shape = (count, *table.row_shape)
     if table.lazy:
         return torch.sparse_coo_tensor(
             ids.view(1, -1), rows, shape, check_invariants=False
         ).coalesce()
-    if table.touched:
-        unique, positions = torch.unique(ids, return_inverse=True)
+    places = places or places_of(table, ids)
+    if places is not None:
+        unique, positions = places
         summed = rows.new_zeros((len(unique), *table.row_shape))
         return unique, summed.index_add_(0, positions, rows)
     whole = torch.zeros(shape, dtype=table.dtype, device=rows.device)
