@@ -14,7 +14,8 @@ import math
 import os
 import socket
 import time
-from collections import Counter
+import weakref
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,6 +31,9 @@ from parallax.errors import LaunchError, PeerError
 SLICE = timedelta(milliseconds=200)
 TIMEOUT = timedelta(minutes=30)
 START_TIMEOUT = timedelta(minutes=5)
+# More buffers than Gloo's threads hold at a time.
+GIVEN = 32
+TAKE_BACK_SECONDS = 1.0
 
 
 @dataclass
@@ -147,13 +151,31 @@ class World:
         self._store = store
         self._groups = groups or {}
         self._round: Counter[str] = Counter()
+        self._given: deque[weakref.ref[torch.Tensor]] = deque(maxlen=GIVEN)
         if store is not None:
             atexit.register(self._say_goodbye)
 
     def _say_goodbye(self) -> None:
         """Let workers that still wait for this one know that it will not come."""
+        self._take_back()
         with contextlib.suppress(Exception):
             self._store.set(f"parallax/ended/{self.rank}", "")
+
+    def _give(self, *buffers: torch.Tensor) -> None:
+        """Note buffers that a collective gets."""
+        self._given.extend(weakref.ref(buffer) for buffer in buffers)
+
+    def _take_back(self) -> None:
+        """Wait until the collectives' threads have let go of their buffers, before Python ends.
+
+        They do so some time after the end of the collective, and need the interpreter for it; where
+        that is being taken down the process would be aborted.
+        """
+        deadline = time.monotonic() + TAKE_BACK_SECONDS
+        while time.monotonic() < deadline and any(
+            _is_held(buffer) for given in self._given if (buffer := given()) is not None
+        ):
+            time.sleep(0.001)  # lets them have the interpreter
 
     # -- Hosts ------------------------------------------------------------------------------
 
@@ -186,6 +208,7 @@ class World:
         across = count if self.hosts[following] != self.hosts[self.rank] else 0
         self.traffic.add(purpose, count, across)
         self.traffic.messages += 1
+        self._give(buffer)
         work = dist.all_reduce(buffer, group=among.handle, async_op=True)
         return Pending(work, "the sum of gradients", self)
 
@@ -213,6 +236,7 @@ class World:
             self._count("room", among, [rest * row for rest in spare])
         self._count(purpose, among, [count * row for count in useful])
         self.traffic.messages += 1
+        self._give(received, sent)
         work = dist.all_to_all_single(
             received,
             sent,
@@ -259,6 +283,7 @@ class World:
             self.traffic.add(purpose, (self.size - 1) * count, remote * count)
             self.traffic.messages += 1
         handle = self._groups["rows"].handle
+        self._give(buffer)
         work = dist.broadcast(buffer, group_src=source, group=handle, async_op=True)
         Pending(work, f"values of worker {source}", self).wait()
 
@@ -332,6 +357,12 @@ class World:
 
 def _bytes(buffer: torch.Tensor) -> int:
     return buffer.numel() * buffer.element_size()
+
+
+def _is_held(buffer: torch.Tensor) -> bool:
+    """Whether something that is not Python holds a tensor, as far as torch tells."""
+    count = getattr(buffer, "_use_count", None)
+    return count is not None and count() > 1
 
 
 def _check(buffer: torch.Tensor) -> None:
