@@ -9,18 +9,13 @@ from typing import Any
 import torch
 
 from parallax.cluster.begin import begin
-from parallax.cluster.environment import (
-    PLAN_VARIABLE,
-    WorkerEnvironment,
-    launch_seed,
-    worker_environment,
-)
+from parallax.cluster.environment import PLAN_VARIABLE, launch_seed, worker_environment
 from parallax.cluster.worker_start import prepare_worker_process
 from parallax.config import Config, configure_logging
 from parallax.data.identity import known_sizes
 from parallax.errors import ConfigError
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World, connect, single
+from parallax.runtime.comm import meet
 from parallax.runtime.planning import PlanningRunner, current_planning
 from parallax.runtime.runner import Runner
 from parallax.runtime.start import agree_on, describe_code
@@ -70,7 +65,7 @@ def get_runner(
         begin(resource_info, settings)
     else:
         prepare_worker_process(environment)
-    world = _meet(environment)
+    world = meet(environment)
     if world.size > 1:
         hint = "start every worker with the same script, settings and versions."
         agree_on(world, "versions and settings", _describe(settings), hint)
@@ -108,16 +103,6 @@ def parallel_run(
         )
     runner = get_runner(step, resource_info=resource_info, config=parallax_config)
     return runner, runner.num_workers, runner.worker_id, runner.num_replicas_per_worker
-
-
-def _meet(environment: WorkerEnvironment) -> World:
-    device = torch.device("cpu")
-    if torch.cuda.is_available() and environment.local_world_size <= torch.cuda.device_count():
-        device = torch.device("cuda", environment.local_rank)
-        torch.cuda.set_device(device)
-    if environment.world_size == 1:
-        return single(device)
-    return connect(environment.rank, environment.world_size, device, environment.generation)
 
 
 def _describe(settings: Config) -> list[str]:

@@ -162,10 +162,10 @@ class Site:
         assert done.returncode == 0, said
 
 
-def make_cluster() -> Iterator[VirtualCluster]:
-    """A cluster of two hosts, or a skipped test where there can be none."""
+def make_cluster(rate: str | None = None) -> Iterator[VirtualCluster]:
+    """A cluster of two hosts with links of a rate, or a skipped test where there can be none."""
     missing = missing_requirement()
     if missing is not None:
         pytest.skip(f"no virtual cluster: {missing[0]}; {missing[1]}")
-    with VirtualCluster(2) as cluster:
+    with VirtualCluster(2, rate) as cluster:
         yield cluster

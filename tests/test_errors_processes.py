@@ -93,6 +93,21 @@ def test_one_worker_opens_no_socket(tmp_path: Path) -> None:
     assert "done 0 0 False" in text
 
 
+def test_workers_that_end_right_after_an_exchange(tmp_path: Path) -> None:
+    """Gloo's threads hold buffers for a moment longer, and need the interpreter to let go."""
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "from parallax.cluster.environment import worker_environment\n"
+        "from parallax.runtime.comm import meet\n"
+        "world = meet(worker_environment())\n"
+        "sent, received, half = torch.zeros(1 << 24), torch.zeros(1 << 24), [1 << 23] * 2\n"
+        "world.all_to_all(received, sent, half, half, 'rows').wait()\n"
+    )
+    for _ in range(3):
+        for status, text in run([tmp_path / "train.py"] * 2):
+            assert status == 0, text
+
+
 def test_only_one_module_communicates() -> None:
     """Tensors of the user must not reach torch.distributed, which reads strided ones wrongly."""
     pattern = re.compile(

@@ -102,8 +102,8 @@ def test_a_plan(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "planned for 4 workers on 2 hosts of hosts, from a first batch of 4 rows a worker" in out
     assert lines[-1] == (
         "assumed, as the file does not say it: bandwidth 10 Gbit/s of all hosts; latency 50 us of "
-        "all hosts; inside_bandwidth 80 Gbit/s of all hosts; inside_latency 50 us of all hosts "
-        "(`parallax probe` measures)"
+        "all hosts; inside_bandwidth 12 Gbit/s a worker of all hosts; inside_latency 50 us of all "
+        "hosts (`parallax probe` measures)"
     )
     assert err == ""
     assert not {*worlds.NAMES, PLAN_VARIABLE} & set(os.environ)
@@ -366,11 +366,16 @@ def test_a_network_of_two_levels(place: Path) -> None:
     assert cluster(place, text).on_cpu
 
 
-def test_what_memory_says_of_the_inside(place: Path) -> None:
-    found = cluster(place, "hosts: [{address: a, cpus: 2, memory_bandwidth: 8 GB/s}]\n")
-    # Each byte passes four times: 2 GB/s for both workers together.
-    assert found.network.whole.bandwidth == 1e9
-    assert found.assumed == ("inside_latency 50 us of a",)
+def test_what_is_assumed_inside_hosts(place: Path) -> None:
+    found = cluster(place, "hosts: [{address: a, cpus: 2}]\n")
+    assert found.network.whole == Level(2, 1.5e9, 50e-6)
+    assert found.assumed == (
+        "inside_bandwidth 12 Gbit/s a worker of a",
+        "inside_latency 50 us of a",
+    )
+    found = cluster(place, "hosts: [{address: a, devices: [0, 1]}, {address: b, devices: [3]}]\n")
+    assert "inside_bandwidth 160 Gbit/s a worker of a" in found.assumed
+    assert "bandwidth 10 Gbit/s of all hosts" in found.assumed
 
 
 def test_links_of_pairs(place: Path) -> None:

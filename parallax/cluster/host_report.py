@@ -16,7 +16,15 @@ from pathlib import Path
 
 from parallax.cluster.wire import Order, Report
 
-__all__ = ["cores", "cuda_devices", "hash_files", "make_report", "package_hash", "torch_version"]
+__all__ = [
+    "cores",
+    "cuda_devices",
+    "free_memory",
+    "hash_files",
+    "make_report",
+    "package_hash",
+    "torch_version",
+]
 
 _DEVICE_FILES = ("/dev/nvidia[0-9]*", "/dev/kfd", "/dev/dxg")
 _COUNT = "import torch; print(torch.cuda.device_count())"
@@ -55,7 +63,7 @@ def make_report(order: Order) -> Report:
         workers=workers,
         devices=devices,
         cores=cores(),
-        free_memory=_free_memory(),
+        free_memory=free_memory(),
         code=hash_files(order.code),
         problems=problems,
         peer=os.environ.get("SSH_CONNECTION", "").partition(" ")[0],
@@ -130,7 +138,8 @@ def cuda_devices() -> int:
     return 0
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
+    """Bytes of main memory that programs could have; 0 if the system does not tell."""
     with contextlib.suppress(OSError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         if (found := re.search(r"MemAvailable:\s*(\d+) kB", text)) is not None:

@@ -13,18 +13,17 @@ from dataclasses import dataclass
 
 from parallax.cluster.environment import PLAN_VARIABLE
 from parallax.cluster.network import Level, Network
-from parallax.cluster.spec import ClusterSpec, Link
+from parallax.cluster.spec import ClusterSpec, Host, Link
 from parallax.cluster.units import format_bandwidth, format_time
 
 __all__ = ["PlannedCluster", "plan_cluster"]
 
 BANDWIDTH = 10e9 / 8
 LATENCY = 50e-6
-INSIDE_BANDWIDTH = 10e9
+# Of each worker inside a host: by Gloo, which keeps a core busy; by NCCL over PCI Express.
+INSIDE_BANDWIDTH_CPU = 12e9 / 8
+INSIDE_BANDWIDTH_CUDA = 160e9 / 8
 INSIDE_LATENCY = 50e-6
-# A byte that one worker sends another inside a host is read and written, twice: in and out of the
-# system's buffer.
-MEMORY_PASSES = 4
 # To send one message and to receive one, with Gloo on a core of its own.
 MESSAGE_SECONDS = 20e-6
 
@@ -97,26 +96,22 @@ def _network(spec: ClusterSpec, counts: Mapping[str, int]) -> tuple[Network, lis
     assumed = []
     outside = {host.address: host.bandwidth or BANDWIDTH for host in spec.hosts}
     inside = {
-        host.address: host.inside_bandwidth
-        or (host.memory_bandwidth or MEMORY_PASSES * INSIDE_BANDWIDTH) / MEMORY_PASSES
+        host.address: host.inside_bandwidth or counts[host.address] * _usual_inside(host)
         for host in spec.hosts
     }
     shared = [host for host in spec.hosts if counts[host.address] > 1]
     inside_latency = max((host.inside_latency or INSIDE_LATENCY for host in shared), default=0.0)
     outside_latency = _outside_latency(spec)
-    fields = {
-        "bandwidth": (BANDWIDTH, spec.hosts if hosts > 1 else ()),
-        "latency": (LATENCY, spec.hosts if hosts > 1 else ()),
-        "inside_bandwidth": (
-            INSIDE_BANDWIDTH,
-            [host for host in shared if host.memory_bandwidth is None],
-        ),
-        "inside_latency": (INSIDE_LATENCY, shared),
-    }
-    for name, (value, among) in fields.items():
+    joined = spec.hosts if hosts > 1 else ()
+    usual = [("bandwidth", format_bandwidth(BANDWIDTH), joined)]
+    usual += [("latency", format_time(LATENCY), joined)]
+    for speed in (INSIDE_BANDWIDTH_CPU, INSIDE_BANDWIDTH_CUDA):
+        among = tuple(host for host in shared if _usual_inside(host) == speed)
+        usual.append(("inside_bandwidth", f"{format_bandwidth(speed)} a worker", among))
+    usual += [("inside_latency", format_time(INSIDE_LATENCY), tuple(shared))]
+    for name, shown, among in usual:
         lacking = [host.address for host in among if getattr(host, name) is None]
         if lacking:
-            shown = format_time(value) if name.endswith("latency") else format_bandwidth(value)
             assumed.append(f"{name} {shown} of {_some(lacking, hosts)}")
     if workers == 1:
         return Network(Level(1, float("inf"), 0.0)), assumed
@@ -145,6 +140,11 @@ def _network(spec: ClusterSpec, counts: Mapping[str, int]) -> tuple[Network, lis
         ),
         assumed,
     )
+
+
+def _usual_inside(host: Host) -> float:
+    """Bytes per second of each worker, on the kind of device that the file gives it."""
+    return INSIDE_BANDWIDTH_CPU if host.devices is None else INSIDE_BANDWIDTH_CUDA
 
 
 def _outside_limits(

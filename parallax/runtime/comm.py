@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallax.cluster.environment import WorkerEnvironment
 from parallax.cluster.worker_start import keep_undestroyed
 from parallax.errors import LaunchError, PeerError
 
@@ -381,6 +382,21 @@ def single(device: torch.device) -> World:
     return World(0, 1, device)
 
 
+def meet(environment: WorkerEnvironment) -> World:
+    """The world of this process, which computes on a CUDA device where each worker has one.
+
+    Raises:
+        LaunchError: the workers could not meet.
+    """
+    device = torch.device("cpu")
+    if torch.cuda.is_available() and environment.local_world_size <= torch.cuda.device_count():
+        device = torch.device("cuda", environment.local_rank)
+        torch.cuda.set_device(device)
+    if environment.world_size == 1:
+        return single(device)
+    return connect(environment.rank, environment.world_size, device, environment.generation)
+
+
 def connect(rank: int, size: int, device: torch.device, generation: int = 0) -> World:
     """Meet the other workers.
 
@@ -426,10 +442,18 @@ def _host_name() -> str:
     return "\n".join(parts)
 
 
-def world_of(ranks: list[int], device: torch.device, generation: int = 0) -> World:
-    """The world of some workers of the default process group, all of which must call this."""
+def world_of(
+    ranks: list[int], device: torch.device, generation: int = 0, *, alone: bool = False
+) -> World:
+    """The world of some workers of the default process group.
+
+    All workers of the default group must call this, or with ``alone`` just these, at once.
+    """
     rank, size = dist.get_rank(), len(ranks)
-    handles = {name: dist.new_group(ranks, timeout=TIMEOUT) for name in ("dense", "rows")}
+    handles = {
+        name: dist.new_group(ranks, timeout=TIMEOUT, use_local_synchronization=alone)
+        for name in ("dense", "rows")
+    }
     for handle in handles.values():
         keep_undestroyed(handle)
     if size == 1 or rank not in ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 
@@ -11,10 +12,13 @@ import torch
 from parallax.cluster.network import Level, Network
 from parallax.runtime.comm import World
 
+__all__ = ["measure_level", "measure_network", "measure_way"]
+
 SMALL_ROUNDS = 5
 LARGE_ROUNDS = 2
 # Beyond the burst that a shaped link lets through at once.
 LARGE_BYTES = 1 << 20
+MOST_BYTES = 1 << 28
 
 
 def measure_network(world: World) -> Network:
@@ -24,37 +28,102 @@ def measure_network(world: World) -> Network:
     """
     if world.size == 1:
         return Network(Level(1, float("inf"), 0.0))
-    whole = _level(world, "rows")
+    whole = measure_level(world, "rows")
     if not world.two_levels:
         return Network(whole)
-    return Network(whole, _level(world, "host"), _level(world, "rail"))
+    return Network(whole, measure_level(world, "host"), measure_level(world, "rail"))
 
 
-def _level(world: World, group: str) -> Level:
-    """Medians over all workers, the best of several rounds each."""
-    workers = len(world.group(group).ranks)
+def measure_level(world: World, group: str = "rows", least: float = 0.0) -> Level:
+    """Exchanges among the workers of each group of a kind; all workers must call it.
+
+    Args:
+        world: the workers.
+        group: its name in the world.
+        least: seconds that an exchange is to take, for exactness; more is sent until it does.
+
+    Returns:
+        Medians over all workers, of the best of several rounds each.
+    """
+    others = len(world.group(group).ranks) - 1
     world.barrier(f"probe {group}")
-    latency = min(_seconds(world, group, 4) for _ in range(SMALL_ROUNDS))
-    slowest = min(_seconds(world, group, LARGE_BYTES // (workers - 1)) for _ in range(LARGE_ROUNDS))
-    sent = LARGE_BYTES // (workers - 1) * (workers - 1)
-    # Other work can delay every small exchange for longer than a large one takes.
-    latency = min(latency, slowest / 2)
-    bandwidth = sent / (slowest - latency)
-    texts = world.texts(f"probe {group}", msgspec.json.encode((latency, bandwidth)).decode())
-    found = [msgspec.json.decode(text, type=tuple[float, float]) for text in texts]
-    return Level(
-        workers,
-        statistics.median(bandwidth for _, bandwidth in found),
-        statistics.median(latency for latency, _ in found),
-    )
+    latency = min(_seconds(world, group, [4] * (others + 1)) for _ in range(SMALL_ROUNDS))
+    size = LARGE_BYTES // others
+    while True:
+        counts = [size] * (others + 1)
+        slowest = min(_seconds(world, group, counts) for _ in range(LARGE_ROUNDS))
+        # Other work can delay every small exchange for longer than a large one takes.
+        latency = min(latency, slowest / 2)
+        found = _told(world, group, (latency, size * others / (slowest - latency)))
+        bandwidth = statistics.median(bandwidth for _, bandwidth in found)
+        more = _more(size * others, size * others / bandwidth, least)
+        if more is None:
+            break
+        size = more // others
+    latency = statistics.median(latency for latency, _ in found)
+    return Level(others + 1, bandwidth, latency)
 
 
-def _seconds(world: World, group: str, size: int) -> float:
-    """One exchange in which every worker sends ``size`` bytes to each other worker."""
-    workers = len(world.group(group).ranks)
-    sent = torch.zeros(size * workers, dtype=torch.uint8, device=world.device)
-    received = torch.empty_like(sent)
-    counts = [size] * workers
+def measure_way(world: World, forth: bool, least: float) -> float:
+    """Bytes per second from one half of the workers to the other, each to its partner there.
+
+    One way at a time: two workers that exchange over one connection may get half of its speed.
+
+    Args:
+        world: the workers, an even number, all of which must call it.
+        forth: from the first half to the second, else back.
+        least: seconds that it is to take; more is sent until it does.
+    """
+    half = world.size // 2
+    sends = (world.rank < half) == forth
+    partner = (world.rank + half) % world.size
+    size = LARGE_BYTES
+    while True:
+        counts = [size if worker == partner else 0 for worker in range(world.size)]
+        none = [0] * world.size
+        world.barrier("probe way")
+        times = []
+        for _ in range(LARGE_ROUNDS):
+            # All begin at once, then: those who receive measure.
+            _seconds(world, "rows", [4] * world.size)
+            times.append(
+                _seconds(world, "rows", counts if sends else none, none if sends else counts)
+            )
+        found = _told(world, "way", (0.0, min(times)))
+        took = max(seconds for _, seconds in found)
+        more = _more(size, took, least)
+        if more is None:
+            return half * size / took
+        size = more
+
+
+def _more(sent: int, took: float, least: float) -> int | None:
+    """Bytes to send for an exchange to take so long; None if it did, or that would be too many."""
+    if took >= least or sent >= MOST_BYTES:
+        return None
+    return min(MOST_BYTES, math.ceil(sent * 1.2 * least / took))
+
+
+def _told(world: World, topic: str, own: tuple[float, float]) -> list[tuple[float, float]]:
+    texts = world.texts(f"probe {topic}", msgspec.json.encode(own).decode())
+    return [msgspec.json.decode(text, type=tuple[float, float]) for text in texts]
+
+
+def _seconds(world: World, group: str, sent: list[int], received: list[int] | None = None) -> float:
+    """One exchange.
+
+    Args:
+        world: the workers.
+        group: those that take part.
+        sent: bytes for each of them; what is for this worker itself travels nowhere.
+        received: bytes from each of them; as many as are sent if None.
+    """
+    arriving = sent if received is None else received
+    leaves = torch.zeros(sum(sent), dtype=torch.uint8, device=world.device)
+    comes = torch.empty(sum(arriving), dtype=torch.uint8, device=world.device)
     started = time.perf_counter()
-    world.all_to_all(received, sent, counts, counts, "probe", group).wait()
+    world.all_to_all(comes, leaves, arriving, sent, "probe", group).wait()
+    if world.device.type == "cuda":
+        # There, waiting only orders what follows on the device.
+        torch.cuda.synchronize(world.device)
     return time.perf_counter() - started
