@@ -18,7 +18,14 @@ from parallax.cluster.local_workers import local_host, pin_devices, workers_here
 from parallax.cluster.resource_yaml import to_yaml
 from parallax.cluster.resources import read_resources
 from parallax.cluster.spec import ClusterSpec, Host, Link, Ssh
-from parallax.cluster.units import format_bandwidth, format_time, parse_bandwidth, parse_time
+from parallax.cluster.units import (
+    format_bandwidth,
+    format_bytes,
+    format_time,
+    parse_bandwidth,
+    parse_bytes,
+    parse_time,
+)
 from parallax.config import Config
 from parallax.errors import ConfigError, LaunchError
 
@@ -118,6 +125,25 @@ def test_yaml(tmp_path: Path) -> None:
     assert not read(tmp_path, "a: 0,1\nb: 2,3").uneven
 
 
+def test_what_is_measured_is_read_and_written(tmp_path: Path) -> None:
+    text = """
+inside_bandwidth: 8 Gbit/s
+inside_latency: 20 us
+hosts:
+- {address: a, free_memory: 16 GB, device_memory: 80 GiB, memory_bandwidth: 40 GB/s}
+- {address: b, inside_bandwidth: 16 Gbit/s}
+"""
+    spec = read(tmp_path, text, "hosts.yml")
+    a = {"free_memory": 16 * 10**9, "device_memory": 80 * 2**30, "memory_bandwidth": 4e10}
+    assert spec.hosts == (
+        Host("a", inside_bandwidth=1e9, inside_latency=2e-5, **a),  # type: ignore[arg-type]
+        Host("b", inside_bandwidth=2e9, inside_latency=2e-5),
+    )
+    again = read(tmp_path, to_yaml(spec), "again.yml")
+    assert again.hosts[1] == spec.hosts[1]
+    assert again.hosts[0].device_memory == pytest.approx(80 * 2**30, rel=1e-5)
+
+
 def test_yaml_is_known_by_its_content(tmp_path: Path) -> None:
     assert read(tmp_path, "# mine\nhosts: [a, {address: b}]\n").hosts == (Host("a"), Host("b"))
 
@@ -139,6 +165,9 @@ def test_units_written_are_read(bandwidth: float, seconds: float) -> None:
 def test_units() -> None:
     found = [parse_bandwidth(t) for t in ("8 bit/s", "1Gbit/s", "125 MB/s", "1 GiB/s", "1e2 kB/s")]
     assert found == [1.0, 1.25e8, 1.25e8, 2.0**30, 1e5]
+    sizes = [parse_bytes(text) for text in ("8 B", "1.5 kB", "2GB", "1 GiB")]
+    assert sizes == [8, 1500, 2 * 10**9, 2**30]
+    assert [format_bytes(size) for size in sizes] == ["8 B", "1.5 kB", "2 GB", "1.07374 GB"]
     times = [parse_time(text) for text in ("1 s", "0.5 ms", "50us", "50 µs")]
     assert times == pytest.approx([1, 5e-4, 5e-5, 5e-5], rel=1e-12)
 
@@ -272,6 +301,15 @@ WRONG_YAML: dict[str, tuple[str, tuple[str, ...]]] = {
         "hosts: [a]\nssh: {options: [StrictHostKeyChecking=no]}",
         ("StrictHostKeyChecking=no: host keys are always checked",),
     ),
+    "memory without a unit": (
+        "hosts:\n- address: a\n  free_memory: 16",
+        (":3: hosts[0].free_memory has no unit: '16'; write it as '16 GB' or '16 GiB'",),
+    ),
+    "speed inside": (
+        "inside_bandwidth: fast\nhosts: [a]",
+        (":1: inside_bandwidth must be a positive number with a unit such as '1 Gbit/s'",),
+    ),
+    "memory of all": ("free_memory: 16 GB\nhosts: [a]", (":1: the file has no field 'free_memor",)),
     "link": (
         "hosts: [a]\nlinks:\n- between: [a, b]",
         (":3: links[0] names 'b', which is no host",),
