@@ -16,6 +16,7 @@ from benchmarks.peers.systems import COMPUTATION, HYBRID
 MEGA = 1e6
 HEADINGS = (
     "ms/step",
+    "predicted",
     "CPU ms",
     "time / hybrid",
     "quartiles",
@@ -33,6 +34,7 @@ class Row(msgspec.Struct, frozen=True):
         system: its name.
         failure: why there are no figures; else empty.
         seconds: median of a step.
+        predicted_seconds: of a step, by parallax itself; 0 for other systems.
         cpu_seconds: of the average worker, median of a step.
         ratio: median over the rounds of its time in units of parallax HYBRID's.
         low, high: quartiles of these ratios.
@@ -46,6 +48,7 @@ class Row(msgspec.Struct, frozen=True):
     system: str
     failure: str = ""
     seconds: float = 0.0
+    predicted_seconds: float = 0.0
     cpu_seconds: float = 0.0
     ratio: float = 0.0
     low: float = 0.0
@@ -114,6 +117,7 @@ def compare(
             Row(
                 name,
                 seconds=statistics.median(turn.seconds for turn in mine),
+                predicted_seconds=mine[0].predicted_seconds,
                 cpu_seconds=statistics.median(turn.cpu_seconds for turn in mine),
                 ratio=paired.ratio(name, HYBRID),
                 low=low,
@@ -190,6 +194,7 @@ def _cells(row: Row) -> list[str]:
     return [
         row.system,
         f"{row.seconds * 1e3:,.1f}",
+        _predicted(row),
         f"{row.cpu_seconds * 1e3:,.1f}",
         f"{row.ratio:.2f}",
         f"{row.low:.2f} - {row.high:.2f}",
@@ -198,6 +203,13 @@ def _cells(row: Row) -> list[str]:
         f"{row.most_bytes / MEGA:,.2f}",
         f"{row.peak_bytes / MEGA:,.0f}",
     ]
+
+
+def _predicted(row: Row) -> str:
+    if not row.predicted_seconds:
+        return "-"
+    error = row.predicted_seconds / row.seconds - 1
+    return f"{row.predicted_seconds * 1e3:,.1f} ({error:+.0%})"
 
 
 def write_json(results: Sequence[Comparison], path: Path) -> None:

@@ -75,6 +75,8 @@ class Turn(msgspec.Struct, frozen=True):
             does not grow when other programs want the cores.
         sent_bytes: per step, by the average host.
         most_bytes: per step, by the host that sent or received most, in the busier direction.
+        predicted_seconds: per step, what parallax expected once it knew how long the computation
+            alone takes; 0 for other systems.
     """
 
     system: str
@@ -83,3 +85,4 @@ class Turn(msgspec.Struct, frozen=True):
     cpu_seconds: float
     sent_bytes: float
     most_bytes: float
+    predicted_seconds: float = 0.0

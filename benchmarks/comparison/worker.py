@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import os
 import resource
+import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+import parallax
 from benchmarks.comparison.limits import bytes_that_must_cross
 from benchmarks.comparison.values import Task, Trial, Turn
 from benchmarks.namespaces import link_bytes
@@ -83,7 +85,8 @@ def _trial(task: Task, training: Training, data: list[Batch]) -> Trial:
 
 
 def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
-    steps = {c.name: _forever(SYSTEMS[c.name].build(training), data) for c in task.contestants}
+    built = {c.name: SYSTEMS[c.name].build(training) for c in task.contestants}
+    steps = {name: _forever(step, data) for name, step in built.items()}
     for contestant in task.contestants:
         for _ in range(WARMUP_STEPS if contestant.steps > 1 else 2):
             steps[contestant.name]()
@@ -106,7 +109,24 @@ def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
             cpu_seconds = _mean(time.process_time() - cpu) / contestant.steps
             sent, most = _per_host(before, contestant.steps)
             turns.append(Turn(contestant.name, number, seconds, cpu_seconds, sent, most))
-    return turns
+    expected = _predicted(built, turns)
+    return [
+        msgspec.structs.replace(turn, predicted_seconds=expected.get(turn.system, 0.0))
+        for turn in turns
+    ]
+
+
+def _predicted(built: Mapping[str, Step], turns: Sequence[Turn]) -> dict[str, float]:
+    """What runners of parallax expect a step to take, by system."""
+    alone = [turn.seconds for turn in turns if turn.system == COMPUTATION]
+    found = {}
+    for name, step in built.items():
+        runner = getattr(step, "__self__", None)
+        if alone and isinstance(runner, parallax.Runner):
+            time_of_step = runner.predicted_time(statistics.median(alone))
+            if time_of_step is not None:
+                found[name] = time_of_step.step
+    return found
 
 
 def _forever(step: Step, data: list[Batch]) -> Callable[[], None]:

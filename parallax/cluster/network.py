@@ -15,11 +15,14 @@ class Level:
         workers: how many take part in one exchange.
         bandwidth: bytes per second that one of them sends while all do.
         latency: seconds that an exchange of next to nothing takes.
+        processing: seconds that a processor works for each byte that one of them sends, here and
+            on the way in.
     """
 
     workers: int
     bandwidth: float
     latency: float
+    processing: float = 0.0
 
     def exchange(self, sent: float) -> float:
         """Seconds for an exchange in which every worker sends ``sent`` bytes."""

@@ -26,6 +26,7 @@ from parallax.graph.layout import Component, Reduction
 from parallax.graph.stages import is_write
 from parallax.ops.resources import spread_rows
 from parallax.rewrite.context import Rewriting
+from parallax.strategy.data import SHARDED
 
 aten: Any = torch.ops.aten
 
@@ -49,7 +50,7 @@ _PRODUCT_WRITES = {aten.addcmul_.default, aten.addcdiv_.default}
 
 
 def touch_only_rows(work: Rewriting) -> None:
-    """Rewrite the updates of row-sharded variables whose gradients arrived as touched rows."""
+    """Rewrite the updates of variables whose gradients arrived as touched rows."""
     for name, (ids, rows) in work.touched.items():
         component = work.analysis.components[name]
         kinds = classify(work, component, {rows})
@@ -249,7 +250,9 @@ class _Narrowing:
 
     def _spread(self, node: Node) -> None:
         name = next(iter(self.component.variables))
-        count = self.work.layout(name).local_rows(self.work.worker)
+        count = self.work.analysis.variables[name].rows
+        if self.work.strategy.variables[name].synchronizer in SHARDED:
+            count = self.work.layout(name).local_rows(self.work.worker)
         zeros = {n for n, kind in self.kinds.items() if kind == "zero"}
         ids = spread_where_needed(self.work, node, zeros, self.ids, count)
         if ids is not self.ids:

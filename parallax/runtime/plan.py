@@ -21,6 +21,7 @@ from parallax.runtime.rows import RowExchange
 from parallax.runtime.rows_by_host import HostRowExchange
 from parallax.strategy.cost import bytes_across, bytes_per_step, communication_seconds
 from parallax.strategy.data import Strategy, VariableStrategy
+from parallax.strategy.timeline import StepTime
 
 # How many runs of consecutive workers the plan names before it only counts them.
 MAX_SPANS = 4
@@ -95,6 +96,13 @@ class Pace:
         """Seconds of it that pass waiting for messages."""
         return statistics.median(waiting for _, waiting in self.times)
 
+    @property
+    def computation(self) -> float | None:
+        """Seconds of it that do not; None before there was a step."""
+        if not self.times:
+            return None
+        return statistics.median(step - waiting for step, waiting in self.times)
+
 
 @dataclass(frozen=True)
 class PlanRow:
@@ -124,7 +132,9 @@ class Plan:
         run_option: str,
         network: Network | None = None,
         pace: Pace | None = None,
+        time: StepTime | None = None,
     ) -> None:
+        self.time = time
         self.network = network
         self.pace = pace if pace is not None else Pace()
         self.strategy = strategy
@@ -196,6 +206,13 @@ class Plan:
             f"{link.latency * 1e3:.2f} ms; messages of a step, predicted: "
             f"{self.communication_seconds * 1e3:,.1f} ms"
         )
+        if self.time is not None:
+            text += (
+                f"\npredicted: {self.time.step * 1e3:,.1f} ms a step, of it "
+                f"{self.time.computation * 1e3:,.1f} ms computing "
+                f"({'measured' if self.pace.times else 'estimated'}) and "
+                f"{self.time.waiting * 1e3:,.1f} ms waiting"
+            )
         if self.pace.times:
             text += (
                 f"\nmeasured: {self.pace.step * 1e3:,.1f} ms a step, "

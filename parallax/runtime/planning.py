@@ -18,10 +18,13 @@ from parallax.cluster.planned import PlannedCluster
 from parallax.config import Config
 from parallax.errors import LaunchError
 from parallax.graph.discovery import StepObjects
+from parallax.rewrite.pipeline import rewrite
+from parallax.rewrite.timeline import timeline
 from parallax.runtime.comm import World
 from parallax.runtime.control import batch_weight
 from parallax.runtime.plan import Plan
 from parallax.runtime.runner import Runner
+from parallax.runtime.speed import measure_speed
 
 __all__ = ["PlanMade", "Planning", "current_planning", "start_planning", "stop_planning"]
 
@@ -130,7 +133,9 @@ class PlanningRunner(Runner):
         if planning.plan is None:
             self._signatures.read(batch, named)
             _, analysis = self._analyze(batch, named)
-            self._decide(analysis)
+            strategy = self._decide(analysis)
+            rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
+            self._timeline = timeline(rewritten, analysis.variables, strategy)
             planning.batch_rows = batch_weight(torch.utils._pytree.tree_leaves((batch, named)))
             planning.plan = self.plan
         planning.leave()
@@ -144,6 +149,7 @@ class PlanningRunner(Runner):
     def _compare(self, description: str, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._warn_of_batch_norms()
         self._network = self._planning.cluster.network
+        self._speed = measure_speed(self._world.device)
 
     def _dump(self, stage: str, text: Callable[[], str], suffix: str = "txt") -> None:
         """Nothing: only where a step is run are its stages written as files."""

@@ -51,7 +51,9 @@ def measure_level(world: World, group: str = "rows", least: float = 0.0) -> Leve
     size = LARGE_BYTES // others
     while True:
         counts = [size] * (others + 1)
+        began = time.process_time()
         slowest = min(_seconds(world, group, counts) for _ in range(LARGE_ROUNDS))
+        worked = (time.process_time() - began) / (LARGE_ROUNDS * size * others)
         # Other work can delay every small exchange for longer than a large one takes.
         latency = min(latency, slowest / 2)
         found = _told(world, group, (latency, size * others / (slowest - latency)))
@@ -61,7 +63,8 @@ def measure_level(world: World, group: str = "rows", least: float = 0.0) -> Leve
             break
         size = more // others
     latency = statistics.median(latency for latency, _ in found)
-    return Level(others + 1, bandwidth, latency)
+    processing = statistics.median(each for _, each in _told(world, f"{group} work", (0.0, worked)))
+    return Level(others + 1, bandwidth, latency, processing)
 
 
 def measure_way(world: World, forth: bool, least: float) -> float:

@@ -22,6 +22,7 @@ from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
 from parallax.rewrite.context import WorkerGraph
 from parallax.rewrite.pipeline import rewrite
+from parallax.rewrite.timeline import timeline
 from parallax.runtime.checkpoint import load_state, read_state
 from parallax.runtime.comm import World, digest
 from parallax.runtime.control import StepControl, batch_weight
@@ -31,6 +32,7 @@ from parallax.runtime.probe import measure_network
 from parallax.runtime.program import Program
 from parallax.runtime.resources import ResourcePool
 from parallax.runtime.signature import Signature, SignatureReader, structure
+from parallax.runtime.speed import measure_speed
 from parallax.runtime.start import (
     agree_on,
     agree_on_batch,
@@ -43,6 +45,7 @@ from parallax.strategy.builders import BUILDERS
 from parallax.strategy.data import BY_ROWS, SHARDED, Strategy
 from parallax.strategy.hierarchy import by_host
 from parallax.strategy.messages import merge_messages
+from parallax.strategy.timeline import Item, Speed, StepTime, predict
 from parallax.strategy.verify import verify
 
 MAX_PROGRAMS = 32
@@ -82,6 +85,8 @@ class Runner:
         self._variables: dict[str, Variable] = {}
         self._known: dict[str, Leaf] = {}
         self._network: Network | None = None
+        self._timeline: tuple[Item, ...] = ()
+        self._speed: Speed | None = None
         self._pace = Pace()
         self._steps = 0
         self._captures = 0
@@ -165,6 +170,8 @@ class Runner:
         strategy = self._decide(analysis)
         rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
         self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
+        if self.num_workers > 1:
+            self._timeline = timeline(rewritten, analysis.variables, strategy)
         self._state.shard(rewritten.sharded, rewritten.views)
         self._state.materialize(self._devices)
         if first:
@@ -244,6 +251,7 @@ class Runner:
             logger.info("first values differed between workers; all took worker 0's: %s", shown)
         self._warn_of_batch_norms()
         self._network = measure_network(world)
+        self._speed = measure_speed(world.device)
         weight = batch_weight(torch.utils._pytree.tree_leaves((batch, dict(named))))
         usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
         self._control.usual_weight = usual
@@ -318,15 +326,38 @@ class Runner:
         Available after the first :meth:`run`; bytes and sparsity are measured, so they settle with
         the first steps.
         """
-        exchanges = self._resources.exchanges()
-        variables = measured(self._variables, exchanges)
         return Plan(
-            variables,
+            self._measured(),
             self._strategy,
             self.num_workers,
             self._config.run_option,
             self._network,
             self._pace,
+            self.predicted_time(self._pace.computation),
+        )
+
+    def _measured(self) -> dict[str, Variable]:
+        return measured(self._variables, self._resources.exchanges())
+
+    def predicted_time(self, computation: float | None = None) -> StepTime | None:
+        """What a step should take, by the order in which it computes and communicates.
+
+        Args:
+            computation: seconds that it computes, if these are known; else they are estimated from
+                the device's speed.
+
+        Returns:
+            None with one worker, and before the first step.
+        """
+        if self._strategy is None or self._network is None or self._speed is None:
+            return None
+        return predict(
+            self._timeline,
+            self._measured(),
+            self._strategy,
+            self._network,
+            self._speed,
+            computation,
         )
 
     @property

@@ -32,11 +32,16 @@ host travel inside the host as well: (k-1)/k (2αb + 4αV).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.data import HierarchyName, SynchronizerName, VariableStrategy
+
+MessageKind = Literal["ids", "rows", "gathered", "summed", "owned", "words"]
+"""What one message carries: ids; rows one way; rows of gradients to all; a sum of dense gradients;
+dense values to or from their owners; or next to nothing."""
 
 # Messages of a step that wait for one another: ids, rows, gradients.
 EXCHANGE_MESSAGES = 3
@@ -110,6 +115,59 @@ def _rows_both_ways(variable: Variable, rows: float) -> float:
 def _gathered(variable: Variable, receivers: float) -> float:
     """Gradients of rows with ids of 8 bytes, to each receiver."""
     return receivers * _touched(variable) * (variable.bytes / max(variable.rows, 1) + 8)
+
+
+def message_seconds(
+    kind: MessageKind,
+    decided: Sequence[tuple[Variable, VariableStrategy]],
+    network: Network,
+    share: float = 1.0,
+) -> tuple[float, float]:
+    """Seconds that one message takes: until its last byte is sent and it arrives, and of sending.
+
+    Args:
+        kind: what it carries.
+        decided: for which variables.
+        network: the links.
+        share: of them that it carries.
+
+    Returns:
+        Latency; and how long the link is occupied.
+    """
+    by_host = network.host is not None and any(c.hierarchy == "hosts" for _, c in decided)
+    workers, hosts = network.whole.workers, network.hosts
+    if kind == "summed":
+        size = share * sum(v.elements * max(v.dtype.itemsize, 4) for v, _ in decided)
+        if by_host:
+            return network.all_reduce_by_host(0.0), (
+                network.all_reduce_by_host(size) - network.all_reduce_by_host(0.0)
+            )
+        idle = network.whole.all_reduce(0.0)
+        return idle, network.whole.all_reduce(size) - idle
+    sent = across = 0.0
+    for variable, choice in decided:
+        part = _part(kind, variable, choice, workers)
+        sent += part * bytes_per_step(variable, choice, workers, hosts)
+        across += part * bytes_across(variable, choice, workers, hosts)
+    if by_host:
+        idle = network.exchange_by_host(0.0, 0.0)
+        return idle, network.exchange_by_host(sent - across, across) - idle
+    return network.whole.latency, network.whole.exchange(sent) - network.whole.latency
+
+
+def _part(kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int) -> float:
+    """What part of a variable's bytes in a step one message of a kind carries."""
+    if kind in ("gathered", "words"):
+        return 1.0
+    if kind == "owned":
+        return 0.5
+    row = variable.bytes / max(variable.rows, 1)
+    values = numbers = _touched(variable)
+    if choice.synchronizer == "bags":
+        values, numbers = variable.travelled or _bags(variable, choice, values, workers)
+    ids, rows = 4.0 * numbers, values * row
+    total = ids + 2 * rows
+    return (ids if kind == "ids" else rows) / total if total else 0.0
 
 
 def communication_seconds(

@@ -81,10 +81,13 @@ def _put_pieces(
                 work.call(put_gradient, resource, index, part, piece)
         return
     left, right = known.args
+    assert isinstance(left, Node)
     with work.graph.inserting_before(known):
         for piece in range(entry.pieces):
-            rows = work.call(aten.slice.Tensor, left, 0, *entry.rows(piece))
+            own = slice(*entry.rows(piece))
+            rows = work.call(aten.slice.Tensor, left, 0, own.start, own.stop)
             part = work.call(aten.mm.default, rows, right)
+            rows.meta["val"], part.meta["val"] = left.meta["val"][own], known.meta["val"][own]
             work.call(put_gradient, resource, index, part, piece)
 
 

@@ -87,8 +87,7 @@ def _groups(work: Rewriting) -> list[_Group]:
 
 def _fetch(work: Rewriting, group: _Group) -> None:
     group.tables = list(dict.fromkeys(lookup.variable for lookup in group.lookups))
-    if group.sharded:
-        group.touched = {name for name in group.tables if updates_touched_rows(work, name)}
+    group.touched = {name for name in group.tables if updates_touched_rows(work, name)}
     group.resource = work.resource(
         RowsSpec(
             tuple(

@@ -18,8 +18,12 @@ aten: Any = torch.ops.aten
 
 
 def updates_touched_rows(work: Rewriting, name: str) -> bool:
-    """Whether the update of a sharded table can do with the rows that the step touched."""
+    """Whether the update of a table can do with the rows that the step touched."""
     marks = work.analysis.gradients[name]
+    if work.strategy.variables[name].synchronizer == "allgather":
+        # Its reductions are taken of the gathered rows as they are.
+        reductions = work.analysis.components[name].reductions
+        return all(r.kind != "mean" for r in reductions) and can_touch_only_rows(work, name, marks)
     return can_touch_only_rows(work, name, marks) or can_update_in_blocks(work, name, marks)
 
 

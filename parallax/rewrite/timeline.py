@@ -1,0 +1,225 @@
+"""Read off a rewritten graph when it computes, when messages start, and when they are awaited."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.cleanup import is_view
+from parallax.graph.compute import operations
+from parallax.graph.variables import Variable
+from parallax.ops import resources as ops
+from parallax.rewrite.context import WorkerGraph
+from parallax.strategy.data import BY_ROWS, Strategy
+from parallax.strategy.timeline import Awaited, Computed, Item, Started, merged
+
+# Small operations for each table of an exchange, as its runtime has them.
+ASKING, SERVING, SENDING, RECEIVING = 20, 12, 8, 12
+# To sort an id takes as long as this many bytes are read and written.
+SORTED = 500
+
+
+@dataclass
+class _Reading:
+    """The timeline so far, and which messages are under way."""
+
+    resources: Mapping[str, ops.ResourceSpec]
+    variables: Mapping[str, Variable]
+    workers: int
+    items: list[Item] = field(default_factory=list)
+    number: int = 0
+    later: dict[Node, list[tuple[str, ...]]] = field(default_factory=dict)
+    """By pull of rows, the tables of messages that are not under way."""
+    pulls: dict[tuple[Node, str], int] = field(default_factory=dict)
+    """By pull and table, the message that brings its rows."""
+    arrived: set[int] = field(default_factory=set)
+    numbers: dict[Node, list[int]] = field(default_factory=dict)
+    """By the node that started them, messages."""
+    put: dict[tuple[Node, int], list[int]] = field(default_factory=dict)
+    """By bucket, the gradients that are in it."""
+
+    def work(
+        self, tables: Sequence[ops.TableSpec], nodes: int, passes: int, sorts: int = 0
+    ) -> None:
+        """What the exchange itself computes: for each table so many small operations, so many
+        passes over its touched rows, and so many times its ids are sorted."""
+        size = 0.0
+        for table in tables:
+            variable = self.variables[table.name]
+            share = variable.sparsity or 0.0
+            ids = max(variable.ids_per_step, share * variable.rows)
+            size += passes * share * variable.bytes + sorts * SORTED * ids
+        self.items.append(Computed(0, round(size), nodes * len(tables), added=True))
+
+    def start(self, kind: Any, names: Sequence[str], share: float = 1.0) -> int:
+        self.number += 1
+        self.items.append(Started(self.number, kind, tuple(names), share))
+        return self.number
+
+    def exchange(self, kind: Any, names: Sequence[str]) -> None:
+        """A message that is awaited at once."""
+        self.items.append(Awaited(self.start(kind, names)))
+
+    def next_rows(self, pull: Node) -> None:
+        if self.later[pull]:
+            names = self.later[pull].pop(0)
+            number = self.start("rows", names)
+            self.pulls.update({(pull, name): number for name in names})
+
+
+def timeline(
+    graph: WorkerGraph, variables: Mapping[str, Variable], strategy: Strategy
+) -> tuple[Item, ...]:
+    """The timeline of one worker's graph, as the runtime will run it.
+
+    Args:
+        graph: rewritten.
+        variables: as measured in the first batch.
+        strategy: that it was rewritten for.
+    """
+    touched = {
+        variable.shape: variable.sparsity or 0.0
+        for name, variable in variables.items()
+        if strategy.variables[name].synchronizer in BY_ROWS
+    }
+    nodes = list(graph.step.graph.nodes)
+    places = [node for node in nodes if node.op == "placeholder"]
+    specs = {n.name: spec for n, spec in zip(places, graph.resources, strict=False)}
+    counts = operations(graph.step.graph)
+    reading = _Reading(specs, variables, strategy.replicas)
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        reader = _READERS.get(node.target)
+        if reader is not None:
+            reader(reading, node, specs[node.args[0].name])
+        else:
+            reading.items.append(_computed(node, counts.get(node, 0), touched))
+    return merged(reading.items)
+
+
+def _computed(node: Node, count: int, touched: Mapping[tuple[int, ...], float]) -> Computed:
+    if not isinstance(node.target, torch._ops.OpOverload) or is_view(node):
+        return Computed(0, 0, 0)
+    if count:
+        return Computed(count, 0, 1)
+    sizes = [_bytes(value, touched) for value in (*node.all_input_nodes, node)]
+    return Computed(0, sum(sizes), 1)
+
+
+def _bytes(node: Node, touched: Mapping[tuple[int, ...], float]) -> int:
+    """Of a tensor as it was captured; where it is a table, only of the rows that are touched."""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return 0
+    share = touched.get(tuple(value.shape), 1.0)
+    return round(share * value.numel() * value.element_size())
+
+
+def _pull_rows(reading: _Reading, node: Node, spec: Any) -> None:
+    names = [table.name for table in spec.tables]
+    reading.work(spec.tables, ASKING, 0, 1)
+    reading.exchange("ids", names)
+    reading.work(spec.tables, SERVING, 2, 1)
+    messages: Any = node.args[3]
+    reading.later[node] = [tuple(names[t] for t in tables) for tables in messages]
+    reading.next_rows(node)
+
+
+def _pulled_rows(reading: _Reading, node: Node, spec: Any) -> None:
+    handle: Any = node.args[1]
+    pull, name = handle.args[0], spec.tables[node.args[2]].name
+    while (pull, name) not in reading.pulls:
+        reading.next_rows(pull)
+    number = reading.pulls[pull, name]
+    if number not in reading.arrived:
+        reading.arrived.add(number)
+        reading.items.append(Awaited(number))
+        reading.next_rows(pull)
+
+
+def _unique_rows(reading: _Reading, node: Node, spec: Any) -> None:
+    reading.work(spec.tables, ASKING, 0, 1)
+    reading.exchange("words", ())
+
+
+def _push_rows(reading: _Reading, node: Node, spec: Any) -> None:
+    tables: Any = node.args[2]
+    names = [spec.tables[t].name for t in tables]
+    reading.work([spec.tables[t] for t in tables], SENDING, 3)
+    reading.numbers[node] = [reading.start("rows" if spec.sharded else "gathered", names)]
+
+
+def _pull_bags(reading: _Reading, node: Node, spec: Any) -> None:
+    names = [table.name for table in spec.tables]
+    reading.work(spec.tables, ASKING, 0, 1)
+    reading.exchange("ids", names)
+    reading.work(spec.tables, SERVING, 2, 1)
+    reading.numbers[node] = [reading.start("rows", names)]
+
+
+def _push_bags(reading: _Reading, node: Node, spec: Any) -> None:
+    features: Any = node.args[2]
+    names = dict.fromkeys(spec.tables[spec.features[f].table].name for f in features)
+    reading.work([spec.tables[spec.features[f].table] for f in features], SENDING, 3)
+    reading.numbers[node] = [reading.start("rows", list(names))]
+
+
+def _receive(reading: _Reading, node: Node, spec: Any) -> None:
+    started: Any = node.args[1]
+    reading.items += [Awaited(number) for number in reading.numbers[started]]
+    copies = 1
+    if isinstance(spec, ops.RowsSpec) and not spec.sharded:
+        copies = reading.workers  # the rows of all workers come, and are sorted then
+    reading.work(spec.tables, RECEIVING, 3 * copies, copies - 1)
+
+
+def _put_gradient(reading: _Reading, node: Node, spec: Any) -> None:
+    resource: Any = node.args[0]
+    index: Any = node.args[1]
+    entry = spec.entries[index]
+    kind = "owned" if spec.owners else "summed"
+    if entry.pieces > 1:
+        numbers = reading.numbers.setdefault(resource, [])
+        numbers.append(reading.start(kind, [entry.name], 1 / entry.pieces))
+        return
+    bucket = reading.put.setdefault((resource, entry.bucket), [])
+    bucket.append(index)
+    same = [i for i, e in enumerate(spec.entries) if e.bucket == entry.bucket and e.pieces == 1]
+    if len(bucket) == len(same):
+        names = [spec.entries[i].name for i in same]
+        reading.numbers.setdefault(resource, []).append(reading.start(kind, names))
+
+
+def _wait_gradients(reading: _Reading, node: Node, spec: Any) -> None:
+    resource: Any = node.args[0]
+    reading.items += [Awaited(number) for number in reading.numbers.pop(resource, [])]
+
+
+def _pull_values(reading: _Reading, node: Node, spec: Any) -> None:
+    reading.exchange("owned", spec.names)
+
+
+def _combine(reading: _Reading, node: Node, spec: Any) -> None:
+    reading.exchange("words", ())
+
+
+_READERS: dict[Any, Callable[[_Reading, Node, Any], None]] = {
+    ops.pull_rows: _pull_rows,
+    ops.pulled_rows: _pulled_rows,
+    ops.unique_rows: _unique_rows,
+    ops.push_rows: _push_rows,
+    ops.receive_rows: _receive,
+    ops.pull_bags: _pull_bags,
+    ops.pulled_bags: _receive,
+    ops.push_bags: _push_bags,
+    ops.receive_bags: _receive,
+    ops.put_gradient: _put_gradient,
+    ops.wait_gradients: _wait_gradients,
+    ops.pull_values: _pull_values,
+    ops.combine: _combine,
+}

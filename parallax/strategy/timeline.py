@@ -1,0 +1,185 @@
+"""How long a step takes: computation and messages in their order, and what of them overlaps.
+
+A timeline is what a worker's graph does, without its values: it computes, starts messages, and
+waits for them. Messages share the worker's link and travel one after the other; a wait ends when
+its message has arrived (Poseidon, section 3.2, has the same picture of wait-free backpropagation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from parallax.cluster.network import Network
+from parallax.graph.variables import Variable
+from parallax.strategy.cost import MessageKind, message_seconds
+from parallax.strategy.data import Strategy
+
+
+@dataclass(frozen=True)
+class Computed:
+    """Computation between messages.
+
+    Args:
+        operations: multiplications and additions of matrix products and convolutions.
+        bytes: read and written by all nodes.
+        nodes: how many.
+        added: it is work for the exchange of messages, that the step on one device has not.
+    """
+
+    operations: int
+    bytes: int
+    nodes: int
+    added: bool = False
+
+
+@dataclass(frozen=True)
+class Started:
+    """A message leaves.
+
+    Args:
+        number: of the message, for its wait.
+        kind: what it carries.
+        variables: for which; a piece of a gradient names its variable.
+        share: of the gradient that it carries.
+    """
+
+    number: int
+    kind: MessageKind
+    variables: tuple[str, ...]
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Awaited:
+    """Nothing goes on before this message has arrived."""
+
+    number: int
+
+
+Item = Computed | Started | Awaited
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a device computes.
+
+    Args:
+        operations: per second, in matrix products.
+        bytes: per second, read and written by element-wise operations.
+        node: seconds that any node takes at least.
+        crowding: seconds that pass while a processor works for one second, as all workers of the
+            machine compute at once.
+    """
+
+    operations: float
+    bytes: float
+    node: float
+    crowding: float = 1.0
+
+    @property
+    def borrowed(self) -> float:
+        """Seconds by which computing is delayed when messages need a processor for one second.
+
+        Nothing where processors are free for them, all of it times ``crowding`` where each has two
+        workers or more.
+        """
+        return self.crowding * min(self.crowding - 1.0, 1.0)
+
+    def seconds(self, part: Computed) -> float:
+        """Time of some computation: products and the rest one after the other."""
+        return part.operations / self.operations + part.bytes / self.bytes + part.nodes * self.node
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Predicted times of one step, in seconds.
+
+    Args:
+        step: all of it.
+        computation: of it, computing.
+        messages: what its messages take, one after the other.
+    """
+
+    step: float
+    computation: float
+    messages: float
+
+    @property
+    def waiting(self) -> float:
+        """What is left of the messages when computation has hidden what it can."""
+        return self.step - self.computation
+
+
+def predict(
+    items: Sequence[Item],
+    variables: Mapping[str, Variable],
+    strategy: Strategy,
+    network: Network,
+    speed: Speed,
+    computation: float | None = None,
+) -> StepTime:
+    """Play a timeline.
+
+    Args:
+        items: the timeline.
+        variables: as they were measured.
+        strategy: how they are synchronised.
+        network: the links.
+        speed: of the device.
+        computation: seconds that a step computes, if that is known better than by ``speed``, which
+            then only divides it.
+    """
+    parts = {id(i): speed.seconds(i) for i in items if isinstance(i, Computed)}
+    total = sum(parts[id(i)] for i in items if isinstance(i, Computed) and not i.added)
+    scale = speed.crowding if computation is None or not total else computation / total
+    clock = free = messages = owed = computing = 0.0
+    arrives: dict[int, float] = {}
+    for item in items:
+        if isinstance(item, Computed):
+            took = parts[id(item)] * (speed.crowding if item.added else scale)
+            # What messages in the background took of the processor.
+            clock += took + owed
+            computing += took + owed
+            owed = 0.0
+        elif isinstance(item, Started):
+            chosen = [(variables[name], strategy.variables[name]) for name in item.variables]
+            latency, occupied = message_seconds(item.kind, chosen, network, item.share)
+            free = max(free, clock) + occupied
+            arrives[item.number] = free + latency
+            messages += latency + occupied
+            owed += occupied * network.whole.bandwidth * network.whole.processing * speed.borrowed
+        else:
+            waited = max(arrives[item.number] - clock, 0.0)
+            owed = max(owed - waited, 0.0)
+            clock += waited
+    return StepTime(clock, computing, messages)
+
+
+def merged(items: Iterable[Item]) -> tuple[Item, ...]:
+    """The same timeline with neighbouring computation put together."""
+    result: list[Item] = []
+    for item in items:
+        last = result[-1] if result else None
+        if isinstance(item, Computed) and isinstance(last, Computed) and item.added == last.added:
+            result[-1] = Computed(
+                last.operations + item.operations,
+                last.bytes + item.bytes,
+                last.nodes + item.nodes,
+                item.added,
+            )
+        else:
+            result.append(item)
+    return tuple(result)
+
+
+__all__ = [
+    "Awaited",
+    "Computed",
+    "Item",
+    "Speed",
+    "Started",
+    "StepTime",
+    "merged",
+    "predict",
+]

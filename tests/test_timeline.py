@@ -1,0 +1,111 @@
+"""Predicted time of a step: what overlaps, what waits, and what a graph's messages are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_golden_graphs import captured
+
+from parallax.cluster.network import Level, Network
+from parallax.config import Config
+from parallax.graph.variables import Variable
+from parallax.rewrite.pipeline import rewrite
+from parallax.rewrite.timeline import timeline
+from parallax.runtime.speed import measure_speed
+from parallax.strategy.builders import BUILDERS
+from parallax.strategy.data import Strategy, VariableStrategy
+from parallax.strategy.messages import merge_messages
+from parallax.strategy.timeline import Awaited, Computed, Item, Speed, Started, merged, predict
+
+DENSE = Variable("w", (250_000,), torch.float32, True)
+STRATEGY = Strategy("", 2, {"w": VariableStrategy("allreduce")})
+# 1 MB are summed in a second, and 0.2 s pass until the first byte comes.
+NETWORK = Network(Level(2, 1e6, 0.1))
+SPEED = Speed(operations=1e6, bytes=1e6, node=0.0)
+
+
+def seconds(items: list[Item], speed: Speed = SPEED, computation: float | None = None) -> float:
+    return predict(items, {"w": DENSE}, STRATEGY, NETWORK, speed, computation).step
+
+
+def work(operations: int) -> Computed:
+    return Computed(operations, 0, 1)
+
+
+def test_a_message_that_is_awaited_at_once_adds_its_time() -> None:
+    assert seconds([work(500_000), Started(1, "summed", ("w",)), Awaited(1)]) == pytest.approx(1.7)
+
+
+def test_computation_hides_a_message() -> None:
+    items = [Started(1, "summed", ("w",)), work(900_000), Awaited(1), work(100_000)]
+    assert seconds(items) == pytest.approx(1.3)
+    items[1] = work(3_000_000)
+    assert seconds(items) == pytest.approx(3.1)
+
+
+def test_messages_leave_one_after_the_other() -> None:
+    items = [Started(1, "summed", ("w",)), Started(2, "summed", ("w",), 0.5), Awaited(2)]
+    assert seconds([*items, Awaited(1)]) == pytest.approx(1.0 + 0.5 + 0.2)
+
+
+def test_known_computation_is_divided_as_the_device_would() -> None:
+    items = [work(100_000), Started(1, "summed", ("w",)), work(300_000), Awaited(1)]
+    assert seconds(items, computation=8.0) == pytest.approx(8.0)
+    assert seconds(items, computation=0.4) == pytest.approx(0.1 + 1.2)
+
+
+def test_messages_take_a_crowded_processor_from_computation() -> None:
+    network = Network(Level(2, 1e6, 0.1, processing=2e-7))
+    items = [Started(1, "summed", ("w",)), work(2_000_000), Awaited(1)]
+    alone = predict(items, {"w": DENSE}, STRATEGY, network, SPEED)
+    assert alone.step == pytest.approx(2.0)
+    crowded = predict(items, {"w": DENSE}, STRATEGY, network, replace(SPEED, crowding=2.0), 2.0)
+    assert crowded.step == pytest.approx(2.4)
+    assert crowded.waiting == 0
+
+
+def test_neighbouring_computation_is_put_together() -> None:
+    extra = Computed(0, 5, 1, added=True)
+    assert merged([work(1), work(2), extra, Awaited(1), work(3)]) == (
+        Computed(3, 0, 2),
+        extra,
+        Awaited(1),
+        work(3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "kinds"),
+    [
+        ("HYBRID", ["ids", "rows", "rows", "summed", "words"]),
+        ("PS", ["ids", "rows", "rows", "owned", "words", "owned"]),
+        ("AR", ["words", "gathered", "summed"]),
+    ],
+)
+def test_a_graph_has_the_messages_of_its_strategy(option: str, kinds: list[str]) -> None:
+    analysis = captured()
+    variables = {
+        name: replace(v, sparsity=0.25) if v.sparse else v for name, v in analysis.variables.items()
+    }
+    built = BUILDERS[option](list(analysis.variables.values()), 2, Config())
+    strategy = merge_messages(built, analysis)
+    items = timeline(rewrite(analysis, strategy, 0, 2), variables, strategy)
+    started = [item for item in items if isinstance(item, Started)]
+    assert sorted(item.kind for item in started) == sorted(kinds)
+    assert {i.number for i in started} == {i.number for i in items if isinstance(i, Awaited)}
+    trained = {name for name, v in variables.items() if v.trainable}
+    assert {name for item in started for name in item.variables} == trained
+    assert any(isinstance(item, Computed) and item.operations for item in items)
+    time = predict(items, variables, strategy, NETWORK, SPEED)
+    assert time.step >= time.computation > 0
+    assert time.waiting == pytest.approx(time.step - time.computation)
+
+
+def test_the_speed_of_this_machine_is_sane() -> None:
+    speed = measure_speed(torch.device("cpu"))
+    assert 1e8 < speed.operations < 1e14
+    assert 1e7 < speed.bytes < 1e13
+    assert 0 < speed.node < 0.1
+    assert 1.0 <= speed.crowding < 1000
