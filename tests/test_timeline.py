@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from pool import Pool
 from test_golden_graphs import captured
 
 from parallax.cluster.network import Level, Network
@@ -13,6 +14,7 @@ from parallax.config import Config
 from parallax.graph.variables import Variable
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import timeline
+from parallax.runtime.comm import single
 from parallax.runtime.speed import measure_speed
 from parallax.strategy.builders import BUILDERS
 from parallax.strategy.data import Strategy, VariableStrategy
@@ -103,9 +105,11 @@ def test_a_graph_has_the_messages_of_its_strategy(option: str, kinds: list[str])
     assert time.waiting == pytest.approx(time.step - time.computation)
 
 
-def test_the_speed_of_this_machine_is_sane() -> None:
-    speed = measure_speed(torch.device("cpu"))
+def test_the_speed_of_this_machine_is_sane(pool: Pool) -> None:
+    speed = measure_speed(single(torch.device("cpu")))
     assert 1e8 < speed.operations < 1e14
     assert 1e7 < speed.bytes < 1e13
     assert 0 < speed.node < 0.1
     assert 1.0 <= speed.crowding < 1000
+    found = pool.run(3, measure_speed)
+    assert found[1:] == found[:-1]

@@ -149,7 +149,7 @@ class PlanningRunner(Runner):
     def _compare(self, description: str, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._warn_of_batch_norms()
         self._network = self._planning.cluster.network
-        self._speed = measure_speed(self._world.device)
+        self._speed = measure_speed(self._world)
 
     def _dump(self, stage: str, text: Callable[[], str], suffix: str = "txt") -> None:
         """Nothing: only where a step is run are its stages written as files."""

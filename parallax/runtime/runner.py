@@ -251,7 +251,7 @@ class Runner:
             logger.info("first values differed between workers; all took worker 0's: %s", shown)
         self._warn_of_batch_norms()
         self._network = measure_network(world)
-        self._speed = measure_speed(world.device)
+        self._speed = measure_speed(world)
         weight = batch_weight(torch.utils._pytree.tree_leaves((batch, dict(named))))
         usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
         self._control.usual_weight = usual

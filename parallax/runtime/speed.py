@@ -2,42 +2,56 @@
 
 from __future__ import annotations
 
+import dataclasses
+import statistics
 import time
 from collections.abc import Callable
 
+import msgspec
 import torch
 
+from parallax.runtime.comm import World
 from parallax.strategy.timeline import Speed
 
 ROUNDS = 4
 SIDE = 384
 ELEMENTS = 1 << 19
-BUSY = 24
+BUSY = 100
 
 
-def measure_speed(device: torch.device) -> Speed:
-    """Matrix products and element-wise additions in float32, the best of a few rounds each.
+def measure_speed(world: World) -> Speed:
+    """Matrix products and element-wise additions in float32, the same on every worker.
 
-    Takes some ten milliseconds; workers of one machine call it at the same time, to see how they
-    crowd its processors. Random numbers are not drawn.
+    Takes some hundred milliseconds; all workers must call it, since they compute at the same time
+    to see how those of one machine crowd its processors. Random numbers are not drawn.
     """
+    device = world.device
     square = torch.ones(SIDE, SIDE, device=device)
     line, tiny = torch.ones(ELEMENTS, device=device), torch.ones(1, device=device)
     node = _seconds(lambda: tiny + tiny, device)
     product = _seconds(lambda: square @ square, device)
     added = _seconds(lambda: line + line, device)
-    worked, began = time.process_time(), time.perf_counter()
-    for _ in range(BUSY):
-        square @ square
-    _finish(device)
-    passed = time.perf_counter() - began
-    crowding = passed / max(time.process_time() - worked, 1e-9) if device.type == "cpu" else 1.0
-    return Speed(
-        crowding=max(crowding * torch.get_num_threads(), 1.0) if device.type == "cpu" else 1.0,
+    own = Speed(
         operations=2 * SIDE**3 / max(product - node, 1e-9),
         bytes=3 * line.numel() * line.element_size() / max(added - node, 1e-9),
         node=node,
+        crowding=_crowding(world, square),
     )
+    texts = world.texts("speed", msgspec.json.encode(dataclasses.astuple(own)).decode())
+    found = [msgspec.json.decode(text, type=tuple[float, float, float, float]) for text in texts]
+    return Speed(*(statistics.median(one) for one in zip(*found, strict=True)))
+
+
+def _crowding(world: World, square: torch.Tensor) -> float:
+    """Seconds that pass while this worker's threads compute for one, as all workers compute."""
+    if world.device.type != "cpu":
+        return 1.0
+    world.barrier("speed")
+    worked, began = time.process_time(), time.perf_counter()
+    for _ in range(BUSY):
+        square @ square
+    worked, passed = time.process_time() - worked, time.perf_counter() - began
+    return max(torch.get_num_threads() * passed / max(worked, 1e-9), 1.0)
 
 
 def _seconds(compute: Callable[[], object], device: torch.device) -> float:
