@@ -6,14 +6,18 @@ import bag_steps
 import pytest
 from pool import Pool
 
+SIZES = [pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)]
 
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("optimizer", [*bag_steps.OPTIMIZERS, "lazy"])
 @pytest.mark.parametrize("kind", ["whole", "dealt", "rows", "mixed", "hybrid"])
-def test_bags_give_the_numbers_of_one_device(pool: Pool, kind: str, optimizer: str) -> None:
-    for size in (2, 3, 4):
-        clip = optimizer in ("adam", "sgd") and size > 2
-        for found in pool.run(size, bag_steps.train, kind, optimizer, clip):
-            assert found["difference"] <= 1e-10, (size, found)
+def test_bags_give_the_numbers_of_one_device(
+    pool: Pool, kind: str, optimizer: str, size: int
+) -> None:
+    clip = optimizer in ("adam", "sgd") and size > 2
+    for found in pool.run(size, bag_steps.train, kind, optimizer, clip):
+        assert found["difference"] <= 1e-10, found
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

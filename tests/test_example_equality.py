@@ -19,6 +19,7 @@ def test_example_equals_one_device(pool: Pool, example: str, size: int) -> None:
             assert found["slots"] < 1e-5, (option, found)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", example_steps.EXAMPLES)
 def test_example_equals_one_device_in_float64(pool: Pool, example: str) -> None:
     for seed in (5, 6):
