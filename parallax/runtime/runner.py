@@ -333,13 +333,13 @@ class Runner:
             self._config.run_option,
             self._network,
             self._pace,
-            self.predicted_time(self._pace.computation),
+            self._predicted_time(self._pace.computation),
         )
 
     def _measured(self) -> dict[str, Variable]:
         return measured(self._variables, self._resources.exchanges())
 
-    def predicted_time(self, computation: float | None = None) -> StepTime | None:
+    def _predicted_time(self, computation: float | None = None) -> StepTime | None:
         """What a step should take, by the order in which it computes and communicates.
 
         Args:
