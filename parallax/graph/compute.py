@@ -19,7 +19,12 @@ def operations(graph: Graph) -> dict[Node, int]:
 
     Counted by torch's own formulas, from the shapes that were captured; 0 for an empty batch.
     """
-    return {node: _count(node) for node in graph.nodes if _formula(node) is not None}
+    return {node: _count(node) for node in graph.nodes if computes_much(node)}
+
+
+def computes_much(node: Node) -> bool:
+    """Whether a node is a matrix product, a convolution or the like."""
+    return _formula(node) is not None
 
 
 def _formula(node: Node) -> Any:
@@ -29,6 +34,8 @@ def _formula(node: Node) -> Any:
 
 
 def _count(node: Node) -> int:
+    if any("val" not in source.meta for source in node.all_input_nodes):
+        return 0  # of what rewriting put in its place nothing is known
     value: Any = lambda n: n.meta.get("val")  # noqa: E731
     args = map_arg(node.args, value)
     kwargs = map_arg(node.kwargs, value)

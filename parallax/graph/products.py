@@ -15,8 +15,8 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from parallax.graph.cleanup import is_view, remove_dead
-from parallax.graph.stages import is_write
+from parallax.graph.aliases import base_of, writes_to
+from parallax.graph.cleanup import remove_dead
 
 aten: Any = torch.ops.aten
 
@@ -51,17 +51,7 @@ def _drop_double_transposes(graph: Graph) -> None:
 def is_written_after(node: Node, place: Node, order: Mapping[Node, int]) -> bool:
     """Whether the memory of a tensor is changed after ``place``, so that what is computed from it
     later would be another value."""
-    base = node
-    while base.op == "call_function" and is_view(base) and base.all_input_nodes:
-        base = base.all_input_nodes[0]
-    aliases = [base]
-    for alias in aliases:
-        for user in alias.users:
-            if is_write(user) and user.args[0] is alias and order[user] > order[place]:
-                return True
-            if user.op == "call_function" and is_view(user):
-                aliases.append(user)
-    return False
+    return any(order[write] > order[place] for write in writes_to(base_of(node)))
 
 
 def _is_sum(node: Node) -> bool:

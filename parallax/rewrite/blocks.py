@@ -97,7 +97,7 @@ def _outline(
     zeros: list[Node],
     full: list[Node],
 ) -> None:
-    count = work.layout(name).local_rows(work.worker)
+    count = work.own_rows(name)
     for node in zeros[1:]:
         ids = spread_where_needed(work, node, set(zeros), ids, count)
     inside = set(full)

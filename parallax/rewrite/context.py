@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 from parallax.graph.step_graph import GraphInput, StepGraph
 from parallax.graph.variables import Analysis
 from parallax.ops.resources import ResourceSpec
-from parallax.strategy.data import Strategy
+from parallax.strategy.data import SHARDED, Strategy
 from parallax.strategy.layout import RowLayout
 
 
@@ -49,8 +49,6 @@ class Rewriting:
     resource_nodes: list[Node] = field(default_factory=list)
     touched: dict[str, tuple[Node, Node]] = field(default_factory=dict)
     """Variables of which only touched rows are updated: (row numbers, rows of the gradient)."""
-    operations: dict[Node, int] = field(default_factory=dict)
-    """What is computed by each node that computes much, as captured."""
     blocked: dict[str, tuple[Node, Node]] = field(default_factory=dict)
     """Variables that are updated block by block, with the same."""
 
@@ -70,6 +68,12 @@ class Rewriting:
         """Where the rows of a variable live."""
         rows = self.analysis.variables[variable].rows
         return RowLayout.of(self.strategy.variables[variable], rows, self.workers)
+
+    def own_rows(self, variable: str) -> int:
+        """How many rows of a variable this worker updates."""
+        if self.strategy.variables[variable].synchronizer in SHARDED:
+            return self.layout(variable).local_rows(self.worker)
+        return self.analysis.variables[variable].rows
 
     def names_with(self, *synchronizers: str) -> list[str]:
         """Variables that are synchronised in one of these ways."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
+from parallax.graph.compute import computes_much
 from parallax.graph.stages import is_write
 from parallax.rewrite.context import Rewriting
 
@@ -25,10 +26,10 @@ def known_early(work: Rewriting, ids: Sequence[Node], first: Node) -> Node:
         if node.op != "placeholder" and node not in needed:
             needed.add(node)
             queue += node.all_input_nodes
-    heavy = next((node for node in order if node in work.operations), first)
+    heavy = next((node for node in order if computes_much(node)), first)
     between = [node for node in order if order[heavy] <= order[node] < order[first]]
     if between and not any(
-        _changes_ids(node) or (node in needed and (node in work.operations or _must_stay(node)))
+        _changes_ids(node) or (node in needed and (computes_much(node) or _must_stay(node)))
         for node in between
     ):
         first = heavy

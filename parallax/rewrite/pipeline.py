@@ -8,7 +8,6 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.cleanup import is_view, remove_dead
-from parallax.graph.compute import operations
 from parallax.graph.stages import is_write
 from parallax.graph.variables import Analysis
 from parallax.ops import marks
@@ -88,7 +87,6 @@ def prepare(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -
     """What the passes work on, before the first of them."""
     step = analysis.step
     work = Rewriting(analysis, strategy, worker, workers, WorkerGraph(step))
-    work.operations = operations(step.graph)
     nodes = list(step.graph.nodes)
     found = [node for node in nodes if node.target is marks.GRADIENT]
     work.phases = find_phases(found, nodes, _updates(analysis))

@@ -26,7 +26,6 @@ from parallax.graph.layout import Component, Reduction
 from parallax.graph.stages import is_write
 from parallax.ops.resources import spread_rows
 from parallax.rewrite.context import Rewriting
-from parallax.strategy.data import SHARDED
 
 aten: Any = torch.ops.aten
 
@@ -250,9 +249,7 @@ class _Narrowing:
 
     def _spread(self, node: Node) -> None:
         name = next(iter(self.component.variables))
-        count = self.work.analysis.variables[name].rows
-        if self.work.strategy.variables[name].synchronizer in SHARDED:
-            count = self.work.layout(name).local_rows(self.work.worker)
+        count = self.work.own_rows(name)
         zeros = {n for n, kind in self.kinds.items() if kind == "zero"}
         ids = spread_where_needed(self.work, node, zeros, self.ids, count)
         if ids is not self.ids:

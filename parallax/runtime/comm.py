@@ -163,7 +163,8 @@ class World:
             self._store.set(f"parallax/ended/{self.rank}", "")
 
     def _give(self, *buffers: torch.Tensor) -> None:
-        """Note buffers that a collective gets."""
+        """Note that a collective starts, and the buffers that it gets."""
+        self.traffic.messages += 1
         self._given.extend(weakref.ref(buffer) for buffer in buffers)
 
     def _take_back(self) -> None:
@@ -208,7 +209,6 @@ class World:
         following = among.ranks[(among.place + 1) % size]
         across = count if self.hosts[following] != self.hosts[self.rank] else 0
         self.traffic.add(purpose, count, across)
-        self.traffic.messages += 1
         self._give(buffer)
         work = dist.all_reduce(buffer, group=among.handle, async_op=True)
         return Pending(work, "the sum of gradients", self)
@@ -236,7 +236,6 @@ class World:
             useful = [count - rest for count, rest in zip(useful, spare, strict=True)]
             self._count("room", among, [rest * row for rest in spare])
         self._count(purpose, among, [count * row for count in useful])
-        self.traffic.messages += 1
         self._give(received, sent)
         work = dist.all_to_all_single(
             received,
@@ -282,7 +281,6 @@ class World:
             remote = sum(host != self.hosts[source] for host in self.hosts)
             count = _bytes(buffer)
             self.traffic.add(purpose, (self.size - 1) * count, remote * count)
-            self.traffic.messages += 1
         handle = self._groups["rows"].handle
         self._give(buffer)
         work = dist.broadcast(buffer, group_src=source, group=handle, async_op=True)

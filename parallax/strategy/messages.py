@@ -8,19 +8,22 @@ send the same messages, whatever each computes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 import torch
 from torch.fx import Node
 
-from parallax.graph.cleanup import is_view
+from parallax.graph.aliases import base_of, writes_to
 from parallax.graph.compute import WORTH_A_MESSAGE, operations, split_by_compute
-from parallax.graph.stages import is_write
 from parallax.graph.variables import Analysis, Variable
 from parallax.strategy.data import BY_ROWS, Strategy, VariableStrategy
 
 aten: Any = torch.ops.aten
+
+Counts = Mapping[Node, int]
+"""What nodes compute."""
 
 BUCKET_BYTES = 8 << 20
 """A bucket of dense gradients is sent at this size at the latest ..."""
@@ -31,17 +34,18 @@ WORTH_A_BUCKET = 1 << 20
 def merge_messages(strategy: Strategy, analysis: Analysis) -> Strategy:
     """The strategy with its groups, pieces and pull groups set, for the order of this graph."""
     chosen = dict(strategy.variables)
-    for name, group in _pulls(strategy, analysis).items():
+    counts = operations(analysis.step.graph)
+    for name, group in _pulls(strategy, analysis, counts).items():
         chosen[name] = msgspec.structs.replace(chosen[name], pull_group=group)
-    for name, group in _pushes(strategy, analysis).items():
+    for name, group in _pushes(strategy, analysis, counts).items():
         chosen[name] = msgspec.structs.replace(chosen[name], group=group)
     for synchronizer in ("allreduce", "owner"):
-        for name, (group, pieces) in _dense(strategy, analysis, synchronizer).items():
+        for name, (group, pieces) in _dense(strategy, analysis, counts, synchronizer).items():
             chosen[name] = msgspec.structs.replace(chosen[name], group=group, pieces=pieces)
     return msgspec.structs.replace(strategy, variables=chosen)
 
 
-def _pulls(strategy: Strategy, analysis: Analysis) -> dict[str, int]:
+def _pulls(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, int]:
     """Tables in the order in which they are read, together unless there is work in between."""
     order = list(analysis.step.graph.nodes)
     place = {node: index for index, node in enumerate(order)}
@@ -50,28 +54,27 @@ def _pulls(strategy: Strategy, analysis: Analysis) -> dict[str, int]:
         for name, lookups in analysis.lookups.items()
         if lookups and strategy.variables[name].synchronizer == "rows"
     }
-    groups = split_by_compute(first, order, operations(analysis.step.graph), WORTH_A_MESSAGE)
+    groups = split_by_compute(first, order, counts, WORTH_A_MESSAGE)
     return {first[node]: number for number, nodes in enumerate(groups) for node in nodes}
 
 
-def _pushes(strategy: Strategy, analysis: Analysis) -> dict[str, int]:
+def _pushes(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, int]:
     """Gradients of rows, in the order in which backward makes them."""
-    graph = analysis.step.graph
     marks = {
         mark: name
         for name, found in analysis.gradients.items()
         if strategy.variables[name].synchronizer in BY_ROWS
         for mark in found
     }
-    groups = split_by_compute(marks, graph.nodes, operations(graph), WORTH_A_MESSAGE)
+    groups = split_by_compute(marks, analysis.step.graph.nodes, counts, WORTH_A_MESSAGE)
     return {marks[node]: number for number, nodes in enumerate(groups) for node in nodes}
 
 
-def _dense(strategy: Strategy, analysis: Analysis, synchronizer: str) -> dict[str, tuple[int, int]]:
+def _dense(
+    strategy: Strategy, analysis: Analysis, counts: Counts, synchronizer: str
+) -> dict[str, tuple[int, int]]:
     """Group and pieces of each dense gradient."""
-    graph = analysis.step.graph
-    counts = operations(graph)
-    order = list(graph.nodes)
+    order = list(analysis.step.graph.nodes)
     place = {node: index for index, node in enumerate(order)}
     names = [n for n, c in strategy.variables.items() if c.synchronizer == synchronizer]
     marks = [mark for name in names for mark in analysis.gradients.get(name, ())]
@@ -104,17 +107,11 @@ def _dense(strategy: Strategy, analysis: Analysis, synchronizer: str) -> dict[st
 
 def known_after(mark: Node) -> Node:
     """The node that computes a gradient; the mark itself if the tensor is changed later on."""
-    base = mark.args[0]
-    assert isinstance(base, Node)
-    while base.op == "call_function" and is_view(base):
-        base = base.all_input_nodes[0]
-    if base.op != "call_function":
+    source = mark.args[0]
+    assert isinstance(source, Node)
+    base = base_of(source)
+    if base.op != "call_function" or any(True for _ in writes_to(base)):
         return mark
-    aliases = [base]
-    for alias in aliases:
-        if any(is_write(user) and user.args[0] is alias for user in alias.users):
-            return mark
-        aliases += [user for user in alias.users if user.op == "call_function" and is_view(user)]
     return base
 
 
