@@ -158,7 +158,10 @@ class VirtualCluster:
         # No fork lies between: signals to the Popen object reach the command itself.
         process = subprocess.Popen([*enter, *command], env=variables, **options)
         self._started.append(process)
-        while process.poll() is None and namespaces.command_line(process.pid).startswith(enter[0]):
+        while process.poll() is None:
+            line = namespaces.command_line(process.pid)  # empty while one program becomes the next
+            if line and not line.startswith(" ".join(enter)):
+                break
             select.select([], [], [], 0.001)  # the program that enters tells nobody when it is in
         return process
 

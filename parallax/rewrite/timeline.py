@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,8 +40,10 @@ class _Reading:
     arrived: set[int] = field(default_factory=set)
     numbers: dict[Node, list[int]] = field(default_factory=dict)
     """By the node that started them, messages."""
-    put: dict[tuple[Node, int], list[int]] = field(default_factory=dict)
-    """By bucket, the gradients that are in it."""
+    put: dict[tuple[Node, int], list[str]] = field(default_factory=dict)
+    """By bucket, the variables whose gradients are in it."""
+    full: dict[Node, Counter[int]] = field(default_factory=dict)
+    """By bucket, how many gradients it waits for."""
 
     def work(
         self, tables: Sequence[ops.TableSpec], nodes: int, passes: int, sorts: int = 0
@@ -187,11 +190,11 @@ def _put_gradient(reading: _Reading, node: Node, spec: Any) -> None:
         numbers = reading.numbers.setdefault(resource, [])
         numbers.append(reading.start(kind, [entry.name], 1 / entry.pieces))
         return
-    bucket = reading.put.setdefault((resource, entry.bucket), [])
-    bucket.append(index)
-    same = [i for i, e in enumerate(spec.entries) if e.bucket == entry.bucket and e.pieces == 1]
-    if len(bucket) == len(same):
-        names = [spec.entries[i].name for i in same]
+    if resource not in reading.full:
+        reading.full[resource] = Counter(e.bucket for e in spec.entries)
+    names = reading.put.setdefault((resource, entry.bucket), [])
+    names.append(entry.name)
+    if len(names) == reading.full[resource][entry.bucket]:
         reading.numbers.setdefault(resource, []).append(reading.start(kind, names))
 
 

@@ -18,8 +18,6 @@ from parallax.cluster.planned import PlannedCluster
 from parallax.config import Config
 from parallax.errors import LaunchError
 from parallax.graph.discovery import StepObjects
-from parallax.rewrite.pipeline import rewrite
-from parallax.rewrite.timeline import timeline
 from parallax.runtime.comm import World
 from parallax.runtime.control import batch_weight
 from parallax.runtime.plan import Plan
@@ -133,9 +131,7 @@ class PlanningRunner(Runner):
         if planning.plan is None:
             self._signatures.read(batch, named)
             _, analysis = self._analyze(batch, named)
-            strategy = self._decide(analysis)
-            rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
-            self._timeline = timeline(rewritten, analysis.variables, strategy)
+            self._rewrite(analysis)
             planning.batch_rows = batch_weight(torch.utils._pytree.tree_leaves((batch, named)))
             planning.plan = self.plan
         planning.leave()

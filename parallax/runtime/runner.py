@@ -167,16 +167,21 @@ class Runner:
     def _prepare(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Program:
         first = self._strategy is None
         description, analysis = self._analyze(batch, named)
-        strategy = self._decide(analysis)
-        rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
-        self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
-        if self.num_workers > 1:
-            self._timeline = timeline(rewritten, analysis.variables, strategy)
+        rewritten = self._rewrite(analysis)
         self._state.shard(rewritten.sharded, rewritten.views)
         self._state.materialize(self._devices)
         if first:
             self._rebind()
         return self._bind(rewritten, description)
+
+    def _rewrite(self, analysis: Analysis) -> WorkerGraph:
+        """This worker's graph by the strategy, which the first graph decides."""
+        strategy = self._decide(analysis)
+        rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
+        self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
+        if self.num_workers > 1:
+            self._timeline = timeline(rewritten, analysis.variables, strategy)
+        return rewritten
 
     def _analyze(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[str, Analysis]:
         """The batch's structure, and the step that it was captured with; changes nothing."""

@@ -88,18 +88,21 @@ def bytes_across(variable: Variable, choice: VariableStrategy, workers: int, hos
 def _needed(variable: Variable, choice: VariableStrategy, workers: int) -> float:
     """Bytes that one worker needs and gives back, those of its own shard included."""
     if choice.synchronizer == "allreduce":
-        # Half types are summed in float32.
-        return 2.0 * variable.elements * max(variable.dtype.itemsize, 4)
+        return 2.0 * _summed(variable)
     if choice.synchronizer == "owner":
         return 2.0 * variable.bytes
     if choice.synchronizer == "rows":
         return _rows_both_ways(variable, _touched(variable))
     if choice.synchronizer == "bags":
         row = variable.bytes / max(variable.rows, 1)
-        measured = variable.travelled or _bags(variable, choice, _touched(variable), workers)
-        values, numbers = measured
+        values, numbers = _travelled(variable, choice, workers)
         return 2 * values * row + 4 * numbers
     return 0.0
+
+
+def _summed(variable: Variable) -> int:
+    """Bytes of its gradient in an AllReduce: half types are summed in float32."""
+    return variable.elements * max(variable.dtype.itemsize, 4)
 
 
 def _touched(variable: Variable) -> float:
@@ -137,13 +140,9 @@ def message_seconds(
     by_host = network.host is not None and any(c.hierarchy == "hosts" for _, c in decided)
     workers, hosts = network.whole.workers, network.hosts
     if kind == "summed":
-        size = share * sum(v.elements * max(v.dtype.itemsize, 4) for v, _ in decided)
-        if by_host:
-            return network.all_reduce_by_host(0.0), (
-                network.all_reduce_by_host(size) - network.all_reduce_by_host(0.0)
-            )
-        idle = network.whole.all_reduce(0.0)
-        return idle, network.whole.all_reduce(size) - idle
+        size = share * sum(_summed(variable) for variable, _ in decided)
+        reduce = network.all_reduce_by_host if by_host else network.whole.all_reduce
+        return reduce(0.0), reduce(size) - reduce(0.0)
     sent = across = 0.0
     for variable, choice in decided:
         part = _part(kind, variable, choice, workers)
@@ -164,7 +163,7 @@ def _part(kind: MessageKind, variable: Variable, choice: VariableStrategy, worke
     row = variable.bytes / max(variable.rows, 1)
     values = numbers = _touched(variable)
     if choice.synchronizer == "bags":
-        values, numbers = variable.travelled or _bags(variable, choice, values, workers)
+        values, numbers = _travelled(variable, choice, workers)
     ids, rows = 4.0 * numbers, values * row
     total = ids + 2 * rows
     return (ids if kind == "ids" else rows) / total if total else 0.0
@@ -182,7 +181,7 @@ def communication_seconds(
     exchanged: dict[tuple[SynchronizerName, HierarchyName], tuple[float, float]] = {}
     for variable, choice in decided:
         if choice.synchronizer == "allreduce":
-            summed[choice.hierarchy] += variable.elements * max(variable.dtype.itemsize, 4)
+            summed[choice.hierarchy] += _summed(variable)
         elif choice.synchronizer != "none":
             key = (choice.synchronizer, choice.hierarchy)
             sent, across = exchanged.get(key, (0.0, 0.0))
@@ -204,10 +203,11 @@ def communication_seconds(
     return seconds
 
 
-def _bags(
-    variable: Variable, choice: VariableStrategy, touched: float, workers: int
-) -> tuple[float, float]:
-    """Values, and ids with bag sizes, that one worker's lookups need."""
+def _travelled(variable: Variable, choice: VariableStrategy, workers: int) -> tuple[float, float]:
+    """Values, and ids with bag sizes, that one worker's lookups need; measured if they were."""
+    if variable.travelled:
+        return variable.travelled
+    touched = _touched(variable)
     bags = variable.bags_per_step * (1 if choice.partition == "whole" else workers)
     if touched <= bags:
         return touched, touched
