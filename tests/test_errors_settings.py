@@ -119,6 +119,16 @@ WRONG: dict[str, tuple[Strategy, int, tuple[str, ...]]] = {
         2,
         ("'whole': its update cannot be sharded: it is odd",),
     ),
+    "synchroniser": (
+        strategy(dense=VariableStrategy("gossip")),
+        2,
+        ("'dense': synchronizer 'gossip' is unknown; use one of allreduce, ",),
+    ),
+    "staleness": (
+        strategy(dense=VariableStrategy("allreduce", staleness=3)),
+        2,
+        ("'dense': staleness 3 is not supported; use 0",),
+    ),
     "none": (
         strategy(dense=VariableStrategy("none")),
         2,
@@ -151,13 +161,13 @@ TEXTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "not JSON": ("allreduce", ("This is no strategy", "malformed")),
     "truncated": (strategy().to_json()[:40], ("This is no strategy", "truncated")),
     "empty": ("", ("This is no strategy", "truncated")),
-    "version": (edited(version=9), ("schema version 9; this parallax reads 1",)),
+    "version": (edited(version=9), ("schema version 9; this parallax reads 2",)),
     "unknown field": (edited(colour=1), ("unknown field `colour`",)),
     "kind": (edited(replicas="2"), ("Expected `int`, got `str` - at `$.replicas`",)),
     "missing": ("{}", ("missing required field `fingerprint`",)),
-    "synchroniser": (
-        edited(variables={"dense": {"synchronizer": "gossip"}}),
-        ("Invalid enum value 'gossip'", "at `$.variables[...].synchronizer`"),
+    "partition": (
+        edited(variables={"dense": {"synchronizer": "owner", "partition": "odd"}}),
+        ("Invalid enum value 'odd'", "at `$.variables[...].partition`"),
     ),
     "owner": (
         edited(variables={"dense": {"synchronizer": "owner", "owners": [1.5]}}),

@@ -168,10 +168,11 @@ def test_another_model_is_refused() -> None:
     [
         ("{", "This is no strategy"),
         ('{"fingerprint": "x", "replicas": 2, "variables": {}, "version": 9}', "schema version 9"),
-        ('{"fingerprint": "x", "replicas": "2", "variables": {}}', "$.replicas"),
+        ('{"fingerprint": "x", "replicas": "2", "version": 2, "variables": {}}', "$.replicas"),
         ('{"fingerprint": "x", "replicas": 2, "variables": {}, "speed": 1}', "speed"),
         (
-            '{"fingerprint": "x", "replicas": 2, "variables": {"a": {"synchronizer": "magic"}}}',
+            '{"fingerprint": "x", "replicas": 2, "version": 2, "variables": {"a": '
+            '{"synchronizer": "rows", "partition": "magic"}}}',
             "magic",
         ),
     ],

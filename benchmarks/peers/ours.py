@@ -13,10 +13,10 @@ from benchmarks.workloads import Step, Training, make_step
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.runtime import runner as runner_module
-from parallax.strategy.data import Strategy, SynchronizerName
+from parallax.strategy.data import Strategy
 from parallax.strategy.hierarchy import with_hierarchy
 
-LEVELS: dict[str, tuple[SynchronizerName, ...]] = {
+LEVELS: dict[str, tuple[...]] = {
     "flat": (),
     "rows": ("rows",),
     "hosts": ("rows", "allreduce"),
@@ -41,7 +41,7 @@ def build(training: Training, option: str) -> Step:
     return with_levels(runner.run, LEVELS[levels]) if levels else runner.run
 
 
-def with_levels(run: Step, by_host: Sequence[SynchronizerName]) -> Step:
+def with_levels(run: Step, by_host: Sequence[str]) -> Step:
     """The same step, for which the strategy of its first call takes two levels where we say."""
 
     def decide(strategy: Strategy, variables: Sequence[Variable], network: Network) -> Strategy:

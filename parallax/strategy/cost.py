@@ -37,7 +37,7 @@ from typing import Literal
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
-from parallax.strategy.data import HierarchyName, SynchronizerName, VariableStrategy
+from parallax.strategy.data import HierarchyName, VariableStrategy
 
 MessageKind = Literal["ids", "rows", "gathered", "summed", "owned", "words"]
 """What one message carries: ids; rows one way; rows of gradients to all; a sum of dense gradients;
@@ -178,7 +178,7 @@ def communication_seconds(
     """
     workers, hosts = network.whole.workers, network.hosts
     summed = {"flat": 0.0, "hosts": 0.0}
-    exchanged: dict[tuple[SynchronizerName, HierarchyName], tuple[float, float]] = {}
+    exchanged: dict[tuple[str, HierarchyName], tuple[float, float]] = {}
     for variable, choice in decided:
         if choice.synchronizer == "allreduce":
             summed[choice.hierarchy] += _summed(variable)

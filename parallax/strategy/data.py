@@ -11,17 +11,18 @@ import msgspec
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
-SynchronizerName = Literal["allreduce", "allgather", "rows", "bags", "owner", "none"]
-SHARDED: tuple[SynchronizerName, ...] = ("rows", "bags", "owner")
+SHARDED: tuple[str, ...] = ("rows", "bags", "owner")
 """Synchronisers by which a worker updates its rows of a variable only."""
-BY_ROWS: tuple[SynchronizerName, ...] = ("rows", "bags", "allgather")
+BY_ROWS: tuple[str, ...] = ("rows", "bags", "allgather")
 """Synchronisers that need a sparse variable."""
-BY_HOST: tuple[SynchronizerName, ...] = ("allreduce", "rows")
+BY_HOST: tuple[str, ...] = ("allreduce", "rows")
 """Synchronisers that may work inside hosts first."""
 PartitionName = Literal["whole", "cyclic", "block"]
 HierarchyName = Literal["flat", "hosts"]
+ReductionName = Literal["auto", "ring", "tree", "halving"]
+MemoryName = Literal["device", "host"]
 
 
 class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,10 +36,21 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         partition: ``whole`` (one owner), ``cyclic`` (row i on owner i mod n), ``block``
             (consecutive rows).
         owners: workers that own a shard; empty when every worker holds the variable.
+        axis: along which it is partitioned; 0 are the rows.
+        shards: sizes of consecutive shards along the axis, one for each owner; empty for shards of
+            even size. For partition ``block``.
         average: mean over workers, else sum.
         hierarchy: ``flat`` (all workers alike) or ``hosts`` (inside each host first, then between
             hosts), for ``allreduce`` and ``rows``: dense gradients are summed, rows and their
             gradients are merged in a host before they cross to another.
+        reduction: how a sum of all workers is made: ``ring``, ``tree``, ``halving`` (recursive
+            halving and doubling), or ``auto`` (as the backend does).
+        order: of the workers in the ring or tree; empty for the order of their numbers.
+        encoder: what gradients are encoded by while they travel, a name of the registry of
+            encoders; ``none`` sends them as they are.
+        encoder_options: numbers that the encoder takes, by name.
+        memory: where an owner keeps its shard: in the memory of its ``device`` or of its ``host``.
+        staleness: steps that a worker may be behind the others; 0 is the only value so far.
         group: gradients of one synchroniser with the same number travel together.
         pieces: how many parts of its rows a gradient is cut into, each of which travels as soon as
             it is computed; for flat ``allreduce``.
@@ -46,15 +58,29 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         why: the reason, for people.
     """
 
-    synchronizer: SynchronizerName
+    synchronizer: str
     partition: PartitionName = "whole"
     owners: tuple[int, ...] = ()
+    axis: int = 0
+    shards: tuple[int, ...] = ()
     average: bool = True
     hierarchy: HierarchyName = "flat"
+    reduction: ReductionName = "auto"
+    order: tuple[int, ...] = ()
+    encoder: str = "none"
+    encoder_options: dict[str, float] = {}
+    memory: MemoryName = "device"
+    staleness: int = 0
     group: int = 0
     pieces: int = 1
     pull_group: int = 0
     why: str = ""
+
+
+class _Header(msgspec.Struct):
+    """What is read of a strategy first: the rest may look different in another version."""
+
+    version: int = SCHEMA_VERSION
 
 
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,15 +103,16 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             StrategyError: not JSON, of another version, or with a wrong field (named by its path).
         """
         try:
-            strategy = msgspec.json.decode(text, type=cls)
+            version = msgspec.json.decode(text, type=_Header).version
+            if version != SCHEMA_VERSION:
+                raise StrategyError(
+                    f"The strategy has schema version {version}; this parallax reads "
+                    f"{SCHEMA_VERSION}.",
+                    hint="make it anew with this version: run the script once, or parallax plan.",
+                )
+            return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
             raise StrategyError(f"This is no strategy: {error}.") from error
-        if strategy.version != SCHEMA_VERSION:
-            raise StrategyError(
-                f"The strategy has schema version {strategy.version}; this parallax reads "
-                f"{SCHEMA_VERSION}.",
-            )
-        return strategy
 
 
 def fingerprint(variables: Iterable[Variable]) -> str:

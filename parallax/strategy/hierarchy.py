@@ -9,7 +9,7 @@ import msgspec
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.cost import communication_seconds
-from parallax.strategy.data import BY_HOST, HierarchyName, Strategy, SynchronizerName
+from parallax.strategy.data import BY_HOST, HierarchyName, Strategy
 
 
 def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network) -> Strategy:
@@ -34,9 +34,7 @@ def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network)
     return strategy
 
 
-def with_hierarchy(
-    strategy: Strategy, synchronizer: SynchronizerName, hierarchy: HierarchyName
-) -> Strategy:
+def with_hierarchy(strategy: Strategy, synchronizer: str, hierarchy: HierarchyName) -> Strategy:
     """The strategy with this hierarchy for all variables of a synchroniser."""
     variables = {
         name: msgspec.structs.replace(choice, hierarchy=hierarchy)

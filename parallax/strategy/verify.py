@@ -15,6 +15,12 @@ from parallax.strategy.data import (
     fingerprint,
 )
 
+SYNCHRONIZERS = ("allreduce", "allgather", "rows", "bags", "owner", "none")
+UNUSED = (
+    *("axis", "shards", "reduction", "order", "encoder", "encoder_options"),
+    *("memory", "staleness"),
+)
+
 
 def verify(
     strategy: Strategy, variables: Sequence[Variable], workers: int, two_levels: bool = True
@@ -53,7 +59,10 @@ def verify(
 
 
 def _check(choice: VariableStrategy, variable: Variable, workers: int) -> list[str]:
-    problems = []
+    problems = _unused(choice)
+    if choice.synchronizer not in SYNCHRONIZERS:
+        names = ", ".join(SYNCHRONIZERS)
+        problems.append(f"synchronizer {choice.synchronizer!r} is unknown; use one of {names}")
     if any(not 0 <= owner < workers for owner in choice.owners):
         problems.append(f"owners {choice.owners} are not all among {workers} workers")
     if len(set(choice.owners)) != len(choice.owners):
@@ -88,6 +97,16 @@ def _check(choice: VariableStrategy, variable: Variable, workers: int) -> list[s
     if choice.synchronizer == "none" and variable.trainable:
         problems.append("it receives a gradient but is not synchronised")
     return problems
+
+
+def _unused(choice: VariableStrategy) -> list[str]:
+    """Fields that nothing reads yet, where they are not as they have to be."""
+    plain = VariableStrategy(choice.synchronizer)
+    return [
+        f"{field} {getattr(choice, field)!r} is not supported; use {getattr(plain, field)!r}"
+        for field in UNUSED
+        if getattr(choice, field) != getattr(plain, field)
+    ]
 
 
 def _deals(choice: VariableStrategy, workers: int, whole: bool = True) -> bool:
