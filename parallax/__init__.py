@@ -14,11 +14,16 @@ if TYPE_CHECKING:
     from parallax.data import num_shards, shard, shard_id
     from parallax.runtime.deferral import deferred
     from parallax.runtime.runner import Runner
+    from parallax.strategy.builders.base import StrategyBuilder
+    from parallax.strategy.data import Strategy, VariableStrategy
 
 __version__ = "0.1.0"
 __all__ = [
     "Config",
     "Runner",
+    "Strategy",
+    "StrategyBuilder",
+    "VariableStrategy",
     "deferred",
     "get_runner",
     "num_shards",
@@ -29,6 +34,9 @@ __all__ = [
 _HOMES = {
     "Config": "parallax.config",
     "Runner": "parallax.runtime.runner",
+    "Strategy": "parallax.strategy.data",
+    "StrategyBuilder": "parallax.strategy.builders.base",
+    "VariableStrategy": "parallax.strategy.data",
     "deferred": "parallax.runtime.deferral",
     "get_runner": "parallax.api",
     "num_shards": "parallax.data",

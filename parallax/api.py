@@ -19,6 +19,7 @@ from parallax.runtime.comm import meet
 from parallax.runtime.planning import PlanningRunner, current_planning
 from parallax.runtime.runner import Runner
 from parallax.runtime.start import agree_on, describe_code
+from parallax.strategy.choose import title_of
 
 Step = Callable[..., Any]
 
@@ -111,7 +112,9 @@ def _describe(settings: Config) -> list[str]:
     return [
         f"parallax {__version__}",
         f"torch {torch.__version__}",
-        f"run_option {settings.run_option}",
+        "run_option " + settings.run_option
+        if settings.run_option
+        else f"strategy {title_of(settings)}",
         f"average_dense={settings.average_dense} average_sparse={settings.average_sparse}",
         f"seed={settings.seed}",
     ]

@@ -9,12 +9,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from parallax.errors import ConfigError
 
+if TYPE_CHECKING:
+    from parallax.strategy.builders.base import StrategyBuilder
+    from parallax.strategy.data import Strategy
+
 RunOption = Literal["HYBRID", "PS", "AR"]
 RUN_OPTIONS: tuple[str, ...] = ("HYBRID", "PS", "AR")
+DEFAULT_RUN_OPTION: RunOption = "HYBRID"
 
 LOG_LEVEL_VARIABLE = "PARALLAX_LOG_LEVEL"
 DUMP_VARIABLE = "PARALLAX_DUMP"
@@ -38,7 +43,11 @@ class Config:
     Args:
         run_option: how variables are synchronised. ``"HYBRID"``: AllReduce for dense variables,
             row servers for sparse ones; ``"PS"``: owners for all; ``"AR"``: AllReduce and
-            AllGather for all (Parallax paper, section 5).
+            AllGather for all (Parallax paper, section 5). The short form of ``strategy``; None
+            where that is given.
+        strategy: what decides how variables are synchronised, instead of ``run_option``: the name
+            of a builder (in any case of letters), a builder, the path of a strategy's file, or a
+            strategy. None where ``run_option`` says it.
         workers: local workers when there is neither a resource file nor a CUDA device.
         average_dense: mean (else sum) of the workers' gradients of dense variables.
         average_sparse: the same for sparse variables.
@@ -52,7 +61,8 @@ class Config:
         ConfigError: for an unknown name (with the nearest known one) or a value out of range.
     """
 
-    run_option: RunOption = "HYBRID"
+    run_option: RunOption | None = DEFAULT_RUN_OPTION
+    strategy: str | Path | StrategyBuilder | Strategy | None = None
     workers: int = 2
     average_dense: bool = True
     average_sparse: bool = True
@@ -63,7 +73,8 @@ class Config:
     def __init__(
         self,
         *,
-        run_option: RunOption = "HYBRID",
+        run_option: RunOption | None = None,
+        strategy: str | os.PathLike[str] | StrategyBuilder | Strategy | None = None,
         workers: int = 2,
         average_dense: bool = True,
         average_sparse: bool = True,
@@ -74,8 +85,16 @@ class Config:
     ) -> None:
         if unknown:
             raise ConfigError(*_unknown_names(unknown))
+        if strategy is not None and run_option is not None:
+            raise ConfigError(
+                f"run_option={run_option!r} and strategy={strategy!r} both say how variables are "
+                "synchronised.",
+                hint="give one of them; run_option is the short form of strategy.",
+            )
+        chosen = None if strategy is None else _strategy(strategy)
         values = {
-            "run_option": _run_option(run_option),
+            "run_option": _run_option(run_option) if chosen is None else None,
+            "strategy": chosen,
             "workers": _integer("workers", workers, 1, MAX_LOCAL_WORKERS),
             "average_dense": _boolean("average_dense", average_dense),
             "average_sparse": _boolean("average_sparse", average_sparse),
@@ -111,12 +130,42 @@ def _unknown_names(unknown: Mapping[str, Any]) -> tuple[str]:
 
 
 def _run_option(value: object) -> RunOption:
-    if value in RUN_OPTIONS:
+    if value is None:
+        return DEFAULT_RUN_OPTION
+    if isinstance(value, str) and value in RUN_OPTIONS:
         return value  # type: ignore[return-value]
     near = difflib.get_close_matches(str(value).upper(), RUN_OPTIONS, n=1, cutoff=0.0)
     raise ConfigError(
         f'run_option must be "HYBRID", "PS" or "AR", found {value!r}.',
         hint=f'did you mean "{near[0]}"?' if near else "",
+    )
+
+
+def _strategy(value: object) -> object:
+    """A builder's name as it is written, a path, a builder or a strategy."""
+    # Not at the top: launchers and the command line run without torch.
+    from parallax.strategy.builders import canonical_name, suggestion
+    from parallax.strategy.builders.base import StrategyBuilder
+    from parallax.strategy.data import Strategy
+
+    if isinstance(value, StrategyBuilder | Strategy):
+        return value
+    if isinstance(value, os.PathLike):
+        return Path(value)
+    if isinstance(value, str):
+        name = canonical_name(value)
+        if name is not None:
+            return name
+        if value.endswith(".json") or os.sep in value:
+            return Path(value)
+        raise ConfigError(f"There is no strategy builder {value!r}.", hint=suggestion(value))
+    if isinstance(value, type) and issubclass(value, StrategyBuilder):
+        raise ConfigError(
+            f"strategy is the class {value.__name__}.", hint=f"pass a builder: {value.__name__}()."
+        )
+    raise ConfigError(
+        f"strategy must be a builder, its name, a strategy or its file, found {value!r}.",
+        hint='for example strategy="auto", or strategy="strategy.json".',
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,8 +14,8 @@ from parallax.graph.discovery import discover
 from parallax.graph.variables import Variable
 from parallax.runtime.comm import World
 from parallax.runtime.runner import Runner
-from parallax.strategy.builders import BUILDERS, common
-from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
+from parallax.strategy.builders import ClusterFacts, GraphFacts, StrategyBuilder, common
+from parallax.strategy.data import Strategy, VariableStrategy
 
 LOCAL_BATCH, WIDTH, STEPS = 3, 4, 6
 ROWS = {"a": 13, "b": 7, "c": 2}
@@ -117,25 +117,29 @@ def whole(parts: list[Batch]) -> Batch:
     return result
 
 
-def strategy(kind: str) -> Callable[[Sequence[Variable], int, Config], Strategy]:
-    """A builder that synchronises all tables in one way; "mixed" takes turns."""
+class OneWay(StrategyBuilder):
+    """Synchronises all tables in one way; "mixed" takes turns."""
 
-    def choose(variable: Variable, index: int, workers: int, config: Config) -> VariableStrategy:
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+
+    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
+        chosen = {
+            variable.name: self._choose(variable, index, cluster)
+            for index, variable in enumerate(graph.variables.values())
+        }
+        return self.strategy(graph, cluster, chosen)
+
+    def _choose(self, variable: Variable, index: int, cluster: ClusterFacts) -> VariableStrategy:
         assert variable.bags == (not variable.name.startswith("out"))
         if not variable.bags:
-            return common.allreduce(variable, config)
+            return common.allreduce(variable, cluster)
         ways = {
-            "whole": common.bags(variable, (index + 1) % workers, workers, config),
-            "dealt": common.bags(variable, None, workers, config),
-            "rows": common.rows(variable, workers, config),
+            "whole": common.bags(variable, (index + 1) % cluster.workers, cluster),
+            "dealt": common.bags(variable, None, cluster),
+            "rows": common.rows(variable, cluster),
         }
-        return ways.get(kind) or list(ways.values())[index % 3]
-
-    def built(variables: Sequence[Variable], workers: int, config: Config) -> Strategy:
-        chosen = {v.name: choose(v, i, workers, config) for i, v in enumerate(variables)}
-        return Strategy(fingerprint(variables), workers, chosen)
-
-    return built
+        return ways.get(self._kind) or list(ways.values())[index % 3]
 
 
 def train(world: World, kind: str, optimizer: str, clip: bool) -> dict[str, float]:
@@ -145,18 +149,14 @@ def train(world: World, kind: str, optimizer: str, clip: bool) -> dict[str, floa
     for parts in data:
         one_device(whole(parts))
     _, step = build(optimizer, clip)
-    original = dict(BUILDERS)
-    try:
-        if kind != "hybrid":
-            BUILDERS["HYBRID"] = strategy(kind)
-        runner = Runner(step, discover(step), Config(workers=1, seed=1), world)
-        runner.run(data[0][world.rank])
-        before = {k: v for k, v in runner.traffic.items() if k.startswith("bags")}
-        for parts in data[1:]:
-            runner.run(parts[world.rank])
-        state = runner.state_dict()["net"]
-    finally:
-        BUILDERS.update(original)
+    decides = kind if kind == "hybrid" else OneWay(kind)
+    config = Config(strategy=decides, workers=1, seed=1)
+    runner = Runner(step, discover(step), config, world)
+    runner.run(data[0][world.rank])
+    before = {k: v for k, v in runner.traffic.items() if k.startswith("bags")}
+    for parts in data[1:]:
+        runner.run(parts[world.rank])
+    state = runner.state_dict()["net"]
     expected = alone.state_dict()
     sent = sum(
         v - before[k] for k, v in runner.traffic.items() if k in before and "counts" not in k
@@ -173,21 +173,17 @@ def train(world: World, kind: str, optimizer: str, clip: bool) -> dict[str, floa
 def bad_id(world: World) -> str:
     """What worker 1's id out of range makes every worker say."""
     _, step = build("sgd", False)
-    original = dict(BUILDERS)
+    config = Config(strategy=OneWay("whole"), workers=1, seed=1)
+    runner = Runner(step, discover(step), config, world)
+    data = batches(world.size)
+    runner.run(data[0][world.rank])
+    wrong = data[1][world.rank]
+    if world.rank == 1:
+        wrong["a"][0, 1] = ROWS["a"]
     try:
-        BUILDERS["HYBRID"] = strategy("whole")
-        runner = Runner(step, discover(step), Config(workers=1, seed=1), world)
-        data = batches(world.size)
-        runner.run(data[0][world.rank])
-        wrong = data[1][world.rank]
-        if world.rank == 1:
-            wrong["a"][0, 1] = ROWS["a"]
-        try:
-            runner.run(wrong)
-        except ParallaxError as error:
-            return f"{type(error).__name__}: {error}"
-    finally:
-        BUILDERS.update(original)
+        runner.run(wrong)
+    except ParallaxError as error:
+        return f"{type(error).__name__}: {error}"
     return ""
 
 

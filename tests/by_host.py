@@ -17,10 +17,10 @@ from parallax.cluster.network import Network
 from parallax.config import Config
 from parallax.graph.discovery import discover
 from parallax.graph.variables import Variable
-from parallax.runtime import runner as runner_module
 from parallax.runtime.comm import World
 from parallax.runtime.probe import measure_network
 from parallax.runtime.runner import Runner
+from parallax.strategy import choose
 from parallax.strategy.data import Strategy
 from parallax.strategy.hierarchy import with_hierarchy
 
@@ -42,7 +42,7 @@ def forced(levels: str) -> AbstractContextManager[Any]:
             strategy = Strategy(strategy.fingerprint, strategy.replicas, chosen)
         return strategy
 
-    return mock.patch.object(runner_module, "by_host", decide)
+    return mock.patch.object(choose, "by_host", decide)
 
 
 def compare(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import equality
@@ -12,10 +12,35 @@ import msgspec
 from parallax.config import Config
 from parallax.graph.discovery import discover
 from parallax.graph.variables import Variable
-from parallax.runtime import runner as runner_module
 from parallax.runtime.comm import World
-from parallax.strategy.builders import BUILDERS
+from parallax.runtime.runner import Runner
+from parallax.strategy.builders import (
+    ClusterFacts,
+    GraphFacts,
+    StrategyBuilder,
+    find_builder,
+)
 from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
+
+
+class Made(StrategyBuilder):
+    """A builder of a function that makes strategies with their messages arranged."""
+
+    arranges_messages = True
+
+    def __init__(self, make: Callable[[Sequence[Variable], int], Strategy]) -> None:
+        self._make = make
+
+    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
+        return self._make(list(graph.variables.values()), cluster.workers)
+
+
+def built(
+    name: str, variables: Iterable[Variable], workers: int, config: Config | None = None
+) -> Strategy:
+    """What the builder of a name makes."""
+    cluster = ClusterFacts(workers, config or Config())
+    return find_builder(name).build(GraphFacts.of(variables), cluster)
 
 
 def random_strategy(variables: Sequence[Variable], workers: int, seed: int) -> Strategy:
@@ -50,25 +75,14 @@ def compare_random(world: World, seed: int) -> dict[str, Any]:
     draw = random.Random(seed)
     cases = draw.sample(equality.all_cases(), 4)
     worst, chosen = 0.0, []
-    original, merge = dict(BUILDERS), runner_module.merge_messages
-    runner_module.merge_messages = lambda strategy, analysis: strategy
-    try:
-        for case in cases:
-
-            def build(variables: Sequence[Variable], workers: int, config: Config) -> Strategy:
-                return random_strategy(variables, workers, seed)
-
-            BUILDERS["HYBRID"] = build
-            data = equality.batches(world.size)
-            expected = equality.single_device(equality.build(*case), data)
-            mine = equality.build(*case)
-            runner = runner_module.Runner(
-                mine.step, discover(mine.step), Config(workers=1, seed=equality.SEED), world
-            )
-            found = equality.distributed(mine, data, runner)
-            worst = max(worst, equality.difference(expected, found))
-            chosen += [row.choice.synchronizer for row in runner.plan.rows]
-    finally:
-        BUILDERS.update(original)
-        runner_module.merge_messages = merge
+    for case in cases:
+        data = equality.batches(world.size)
+        expected = equality.single_device(equality.build(*case), data)
+        mine = equality.build(*case)
+        builder = Made(lambda variables, workers: random_strategy(variables, workers, seed))
+        config = Config(strategy=builder, workers=1, seed=equality.SEED)
+        runner = Runner(mine.step, discover(mine.step), config, world)
+        found = equality.distributed(mine, data, runner)
+        worst = max(worst, equality.difference(expected, found))
+        chosen += [row.choice.synchronizer for row in runner.plan.rows]
     return {"difference": worst, "chosen": chosen, "cases": cases}

@@ -11,12 +11,11 @@ import torch
 from by_host import FLAT
 from by_host import HOSTS as BY_HOST
 from pool import HOSTS, Pool
+from strategies import built
 
 from parallax.cluster.network import Level, Network
-from parallax.config import Config
 from parallax.graph.variables import Variable
 from parallax.strategy import hierarchy
-from parallax.strategy.builders import BUILDERS
 from parallax.strategy.cost import bytes_across, bytes_per_step, communication_seconds
 from parallax.strategy.data import VariableStrategy
 
@@ -105,8 +104,8 @@ DENSE = Variable("d", (500, 20), torch.float32, True)
 
 def test_each_kind_gets_two_levels_where_that_is_faster() -> None:
     def levels(table: Variable, network: Network) -> dict[str, str]:
-        built = BUILDERS["HYBRID"]([table, DENSE], 4, Config())
-        chosen = hierarchy.by_host(built, [table, DENSE], network)
+        strategy = built("HYBRID", [table, DENSE], 4)
+        chosen = hierarchy.by_host(strategy, [table, DENSE], network)
         return {name: one.hierarchy for name, one in chosen.variables.items()}
 
     table = replace(TABLE, sparsity=0.1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import importlib
 import io
 import os
 import re
@@ -31,7 +32,6 @@ from parallax.graph.discovery import discover
 from parallax.rewrite.pipeline import PASSES
 from parallax.runtime.comm import World
 from parallax.runtime.runner import Runner
-from parallax.strategy.builders import BUILDERS
 
 ROOT = Path(__file__).parents[1]
 OWN_TEST = {"docs/data.md"}  # its programs run in test_docs_data.py, as two workers
@@ -190,17 +190,17 @@ def test_builder_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def with_builder(world: World, directory: str) -> tuple[dict[str, str], float]:
     """Train two tables with the builder of the page; what it chose, and the last loss."""
     sys.path.insert(0, directory)
-    before = dict(BUILDERS)
     try:
-        run_program(files("docs/extending.md")["with_builder.py"], "with_builder.py")
-        assert BUILDERS["HYBRID"] is not before["HYBRID"]
-        return train_two_tables(world)
+        builder = importlib.import_module("sharded_if_large").ShardedIfLarge()
+        return train_two_tables(world, parallax.Config(strategy=builder))
     finally:
         sys.path.remove(directory)
-        BUILDERS.update(before)
+        sys.modules.pop("sharded_if_large", None)
 
 
-def train_two_tables(world: World) -> tuple[dict[str, str], float]:
+def train_two_tables(
+    world: World, config: parallax.Config | None = None
+) -> tuple[dict[str, str], float]:
     """Synchronisers by variable, and the mean loss of the last step."""
     torch.manual_seed(0)
     small, large = torch.nn.Embedding(50, 8), torch.nn.Embedding(40_000, 8)
@@ -214,7 +214,7 @@ def train_two_tables(world: World) -> tuple[dict[str, str], float]:
         optimizer.step()
         return loss
 
-    runner = Runner(step, discover(step), parallax.Config(), world)
+    runner = Runner(step, discover(step), config or parallax.Config(), world)
     for _ in range(3):
         loss = runner.run(ids)
     chosen = {row.variable.name: row.choice.synchronizer for row in runner.plan.rows}

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from strategies import built
 from torch import nn
 
-from parallax.config import RUN_OPTIONS, Config
+from parallax.config import RUN_OPTIONS
 from parallax.graph.capture import capture
 from parallax.graph.discovery import discover
 from parallax.graph.state import aliases, leaves
@@ -20,7 +21,6 @@ from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Analysis, analyze
 from parallax.ops import marks
 from parallax.rewrite.pipeline import PASSES, prepare, rewrite
-from parallax.strategy.builders import BUILDERS
 from parallax.strategy.messages import merge_messages
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -97,8 +97,7 @@ def test_captured_step() -> None:
 def test_every_pass(option: str) -> None:
     """The graph after each pass that changed it, one after the other."""
     analysis = captured()
-    built = BUILDERS[option](list(analysis.variables.values()), 2, Config())
-    strategy = merge_messages(built, analysis)
+    strategy = merge_messages(built(option, analysis.variables.values(), 2), analysis)
     work = prepare(analysis, strategy, 0, 2)
     before = text(work.step)
     prints = []
@@ -126,7 +125,7 @@ def test_workers_run_the_same_collectives_in_the_same_order(option: str) -> None
     calls = []
     for worker in range(4):
         analysis = captured()
-        strategy = BUILDERS[option](list(analysis.variables.values()), 4, Config())
+        strategy = built(option, analysis.variables.values(), 4)
         graph = rewrite(analysis, strategy, worker, 4)
         calls.append(
             (
@@ -146,7 +145,7 @@ def test_one_worker_keeps_the_captured_step() -> None:
     analysis = captured()
     before = [node.target for node in analysis.step.graph.nodes]
     marked = sum(node.target is marks.GRADIENT for node in analysis.step.graph.nodes)
-    strategy = BUILDERS["HYBRID"](list(analysis.variables.values()), 1, Config())
+    strategy = built("HYBRID", analysis.variables.values(), 1)
     graph = rewrite(analysis, strategy, 0, 1)
     assert marked == 3
     after = [node.target for node in graph.step.graph.nodes]

@@ -15,7 +15,6 @@ from pool import Pool
 from parallax.config import RUN_OPTIONS, Config
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
-from parallax.strategy.builders import BUILDERS
 from parallax.strategy.cost import bytes_per_step
 from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
 from parallax.strategy.hierarchy import with_hierarchy
@@ -53,7 +52,7 @@ def test_builders_make_strategies_that_fit(
     found: list[Variable], workers: int, option: str, average: bool
 ) -> None:
     config = Config(average_dense=average, average_sparse=not average)
-    strategy = BUILDERS[option](found, workers, config)
+    strategy = strategies.built(option, found, workers, config)
     verify(strategy, found, workers)
     assert Strategy.from_json(strategy.to_json()) == strategy
     assert list(strategy.variables) == [variable.name for variable in found]

@@ -7,16 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 from pool import Pool
+from strategies import built
 from test_golden_graphs import captured
 
 from parallax.cluster.network import Level, Network
-from parallax.config import Config
 from parallax.graph.variables import Variable
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import timeline
 from parallax.runtime.comm import single
 from parallax.runtime.speed import measure_speed
-from parallax.strategy.builders import BUILDERS
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.messages import merge_messages
 from parallax.strategy.timeline import Awaited, Computed, Item, Speed, Started, merged, predict
@@ -91,8 +90,7 @@ def test_a_graph_has_the_messages_of_its_strategy(option: str, kinds: list[str])
     variables = {
         name: replace(v, sparsity=0.25) if v.sparse else v for name, v in analysis.variables.items()
     }
-    built = BUILDERS[option](list(analysis.variables.values()), 2, Config())
-    strategy = merge_messages(built, analysis)
+    strategy = merge_messages(built(option, analysis.variables.values(), 2), analysis)
     items = timeline(rewrite(analysis, strategy, 0, 2), variables, strategy)
     started = [item for item in items if isinstance(item, Started)]
     assert sorted(item.kind for item in started) == sorted(kinds)

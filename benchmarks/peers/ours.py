@@ -12,11 +12,11 @@ import parallax
 from benchmarks.workloads import Step, Training, make_step
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
-from parallax.runtime import runner as runner_module
+from parallax.strategy import choose
 from parallax.strategy.data import Strategy
 from parallax.strategy.hierarchy import with_hierarchy
 
-LEVELS: dict[str, tuple[...]] = {
+LEVELS: dict[str, tuple[str, ...]] = {
     "flat": (),
     "rows": ("rows",),
     "hosts": ("rows", "allreduce"),
@@ -56,7 +56,7 @@ def with_levels(run: Step, by_host: Sequence[str]) -> Step:
         nonlocal decided
         if decided:
             return run(*batch)
-        with mock.patch.object(runner_module, "by_host", decide):
+        with mock.patch.object(choose, "by_host", decide):
             decided = True
             return run(*batch)
 

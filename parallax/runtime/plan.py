@@ -129,7 +129,7 @@ class Plan:
         variables: Mapping[str, Variable],
         strategy: Strategy | None,
         workers: int,
-        run_option: str,
+        title: str,
         network: Network | None = None,
         pace: Pace | None = None,
         time: StepTime | None = None,
@@ -139,7 +139,7 @@ class Plan:
         self.pace = pace if pace is not None else Pace()
         self.strategy = strategy
         self.workers = workers
-        self.run_option = run_option
+        self.title = title
         self.hosts = 1 if network is None else network.hosts
         self.rows: tuple[PlanRow, ...] = ()
         if strategy is not None:
@@ -178,7 +178,7 @@ class Plan:
         if self.hosts > 1:
             total += f", {_bytes(self.bytes_across)} of it to other hosts"
         table = Table(
-            title=f"{self.run_option} on {self.workers} worker{'s'[: self.workers > 1]}, {total}",
+            title=f"{self.title} on {self.workers} worker{'s'[: self.workers > 1]}, {total}",
             caption=self._caption(),
             title_justify="left",
             caption_justify="left",

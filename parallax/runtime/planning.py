@@ -147,7 +147,7 @@ class PlanningRunner(Runner):
         self._network = self._planning.cluster.network
         self._speed = measure_speed(self._world)
 
-    def _dump(self, stage: str, text: Callable[[], str], suffix: str = "txt") -> None:
+    def _write(self, name: str, text: Callable[[], str]) -> None:
         """Nothing: only where a step is run are its stages written as files."""
 
 

@@ -13,7 +13,7 @@ import torch
 
 from parallax.cluster.network import Network
 from parallax.config import Config
-from parallax.errors import DisagreementError, UnsupportedError
+from parallax.errors import StrategyError, UnsupportedError
 from parallax.graph.capture import capture
 from parallax.graph.checks import batch_norms, check_batch, check_state, check_unchanged
 from parallax.graph.discovery import StepObjects
@@ -41,14 +41,15 @@ from parallax.runtime.start import (
     take_values_of_chief,
 )
 from parallax.runtime.state_table import StateTable
-from parallax.strategy.builders import BUILDERS
+from parallax.strategy.builders import ClusterFacts
+from parallax.strategy.choose import choose_strategy, title_of
+from parallax.strategy.compare import summary
 from parallax.strategy.data import BY_ROWS, SHARDED, Strategy
-from parallax.strategy.hierarchy import by_host
-from parallax.strategy.messages import merge_messages
 from parallax.strategy.timeline import Item, Speed, StepTime, predict
 from parallax.strategy.verify import verify
 
 MAX_PROGRAMS = 32
+_FAILED = "failed: "
 
 logger = logging.getLogger("parallax")
 
@@ -270,35 +271,50 @@ class Runner:
             )
 
     def _decide(self, analysis: Analysis) -> Strategy:
-        """The strategy: built once by the chief, read by all; checked against every new graph."""
+        """The strategy: made once, by the chief, for all; checked against every new graph."""
         if self._strategy is None:
             variables = list(analysis.variables.values())
-            built = BUILDERS[self._config.run_option](variables, self.num_workers, self._config)
-            if self._network is not None:
-                built = by_host(built, variables, self._network)
-            texts = self._world.texts("strategy", built.to_json().decode())
-            merged = merge_messages(built, analysis)
-            # Batches of other sizes could make other workers merge otherwise.
-            strategy = Strategy.from_json(
-                self._world.texts("messages", merged.to_json().decode())[0]
-            )
+            strategy = self._of_chief(lambda: choose_strategy(analysis, self._cluster()))
             two_levels = self._network is not None and self._network.host is not None
-            verify(strategy, variables, self.num_workers, two_levels)
-            other = next((w for w, text in enumerate(texts) if text != texts[0]), None)
-            if other is not None:
+            try:
+                verify(strategy, variables, self.num_workers, two_levels)
+            except StrategyError:
                 self._world.settle()
-                raise DisagreementError(
-                    f"Worker {other} would synchronise variables in another way than worker 0.",
-                    hint="start every worker with the same Config and the same versions.",
-                )
+                raise
             self._strategy = strategy
             self._known = dict(self._state.leaves)
             self._variables = analysis.variables
-            self._dump("strategy", lambda: strategy.to_json().decode(), "json")
+            if self.worker_id == 0:
+                self._write("strategy.json", lambda: f"{strategy.to_json().decode()}\n")
+                logger.info("strategy %s: %s", title_of(self._config), summary(strategy))
         elif self.num_workers > 1:
             self._check_still_fits(analysis)
             self._variables = analysis.variables
         return self._strategy
+
+    def _cluster(self) -> ClusterFacts:
+        return ClusterFacts(self.num_workers, self._config, self._network, self._world.hosts)
+
+    def _of_chief(self, make: Callable[[], Strategy]) -> Strategy:
+        """What worker 0 makes, read from its JSON by all.
+
+        Raises:
+            StrategyError: worker 0 failed to, for a reason that it raises itself.
+        """
+        made, failed = "", None
+        if self.worker_id == 0:
+            try:
+                made = make().to_json().decode()
+            except Exception as error:
+                made, failed = f"{_FAILED}{type(error).__name__}: {error}", error
+        text = self._world.texts("strategy", made)[0]
+        if failed is not None:
+            self._world.settle()
+            raise failed
+        if text.startswith(_FAILED):
+            self._world.settle()
+            raise StrategyError(f"Worker 0 could not make a strategy: {text[len(_FAILED) :]}")
+        return Strategy.from_json(text)
 
     def _check_still_fits(self, analysis: Analysis) -> None:
         assert self._strategy is not None
@@ -335,11 +351,20 @@ class Runner:
             self._measured(),
             self._strategy,
             self.num_workers,
-            self._config.run_option,
+            title_of(self._config),
             self._network,
             self._pace,
             self._predicted_time(self._pace.computation),
         )
+
+    @property
+    def strategy(self) -> Strategy | None:
+        """The strategy as data, None before the first :meth:`run`.
+
+        ``runner.strategy.save("strategy.json")`` writes a file that can be read, edited, and run
+        by ``Config(strategy="strategy.json")``.
+        """
+        return self._strategy
 
     def _measured(self) -> dict[str, Variable]:
         return measured(self._variables, self._resources.exchanges())
@@ -375,12 +400,15 @@ class Runner:
         """Bytes that this worker sent so far, by purpose."""
         return dict(self._world.traffic.sent)
 
-    def _dump(self, stage: str, text: Callable[[], str], suffix: str = "txt") -> None:
+    def _dump(self, stage: str, text: Callable[[], str]) -> None:
+        """A stage's result of this worker, if it is asked for."""
+        self._write(f"{self._captures:02d}_{stage}_worker{self.worker_id}.txt", text)
+
+    def _write(self, name: str, text: Callable[[], str]) -> None:
         if self._config.dump_dir is None:
             return
         directory = Path(self._config.dump_dir)
         directory.mkdir(parents=True, exist_ok=True)
-        name = f"{self._captures:02d}_{stage}_worker{self.worker_id}.{suffix}"
         (directory / name).write_text(text(), encoding="utf-8")
 
     # -- State --------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -25,7 +27,7 @@ ReductionName = Literal["auto", "ring", "tree", "halving"]
 MemoryName = Literal["device", "host"]
 
 
-class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How one variable is synchronised.
 
     Args:
@@ -83,12 +85,27 @@ class _Header(msgspec.Struct):
     version: int = SCHEMA_VERSION
 
 
+class _Entries(msgspec.Struct):
+    """The variables' entries, unread."""
+
+    variables: dict[str, msgspec.Raw]
+
+
 class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A decision for every variable, tied to one model by ``fingerprint``."""
+    """A decision for every variable, tied to one model and number of workers.
+
+    Args:
+        fingerprint: of the model, see :func:`fingerprint`.
+        replicas: workers that it is for.
+        variables: by name, how each is synchronised.
+        model: by name, what was hashed: only to say what differs where the fingerprint does.
+        version: of this schema.
+    """
 
     fingerprint: str
     replicas: int
     variables: dict[str, VariableStrategy]
+    model: dict[str, str] = {}
     version: int = SCHEMA_VERSION
 
     def to_json(self) -> bytes:
@@ -112,7 +129,52 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 )
             return msgspec.json.decode(text, type=cls)
         except msgspec.DecodeError as error:
-            raise StrategyError(f"This is no strategy: {error}.") from error
+            raise StrategyError(f"This is no strategy: {_where(text)}{error}.") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the strategy as JSON, for a person to read and edit."""
+        Path(path).write_bytes(self.to_json() + b"\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Strategy:
+        """The strategy that :meth:`save` wrote, or a person.
+
+        Raises:
+            StrategyError: the file cannot be read or holds no strategy; names the file.
+        """
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise StrategyError(
+                f"The strategy's file {os.fspath(path)!r} cannot be read: {error.strerror}.",
+                hint="runner.strategy.save(path) writes one, and so does `parallax plan --save`.",
+            ) from error
+        try:
+            return cls.from_json(text)
+        except StrategyError as error:
+            raise StrategyError(f"{os.fspath(path)}: {error.problem}", hint=error.hint) from error
+
+
+def _where(text: bytes | str) -> str:
+    """The first variable whose entry cannot be read, which the decoder does not name."""
+    try:
+        entries = msgspec.json.decode(text, type=_Entries).variables
+    except msgspec.DecodeError:
+        return ""
+    for name, entry in entries.items():
+        try:
+            msgspec.json.decode(entry, type=VariableStrategy)
+        except msgspec.DecodeError:
+            return f"{name!r}: "
+    return ""
+
+
+def described(variables: Iterable[Variable]) -> dict[str, str]:
+    """By name, dtype and shape of variables, such as ``float32 20×4``."""
+    return {
+        v.name: f"{str(v.dtype).removeprefix('torch.')} {'×'.join(map(str, v.shape)) or 'scalar'}"
+        for v in variables
+    }
 
 
 def fingerprint(variables: Iterable[Variable]) -> str:

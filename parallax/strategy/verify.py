@@ -12,6 +12,7 @@ from parallax.strategy.data import (
     SHARDED,
     Strategy,
     VariableStrategy,
+    described,
     fingerprint,
 )
 
@@ -44,7 +45,7 @@ def verify(
     problems += [f"no decision for {name!r}" for name in known if name not in strategy.variables]
     problems += [f"no variable {name!r}" for name in strategy.variables if name not in known]
     if not problems and strategy.fingerprint != fingerprint(variables):
-        problems.append("shapes or dtypes of the variables differ from those it was made for")
+        problems.append(_another_model(strategy, variables))
     for name, choice in strategy.variables.items():
         if name in known:
             problems += [f"{name!r}: {text}" for text in _check(choice, known[name], workers)]
@@ -56,6 +57,22 @@ def verify(
         )
     if problems:
         raise StrategyError("The strategy does not fit: " + "; ".join(problems) + ".")
+
+
+def _another_model(strategy: Strategy, variables: Sequence[Variable]) -> str:
+    """What differs between a model and the one that a strategy was made for."""
+    here = described(variables)
+    differing = [
+        f"{name!r} is {text}, and was {strategy.model[name]}"
+        for name, text in here.items()
+        if strategy.model.get(name, text) != text
+    ]
+    text = "shapes or dtypes of the variables differ from those it was made for"
+    if differing:
+        return f"{text}: {'; '.join(differing)}"
+    if strategy.model:
+        return f"the fingerprint {strategy.fingerprint} is of variables in another order, or edited"
+    return text
 
 
 def _check(choice: VariableStrategy, variable: Variable, workers: int) -> list[str]:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from parallax.config import Config
-from parallax.graph.variables import Variable
 from parallax.strategy.builders import common
-from parallax.strategy.data import Strategy, fingerprint
+from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
+from parallax.strategy.data import Strategy
 
 
-def build(variables: Sequence[Variable], workers: int, config: Config) -> Strategy:
-    """The strategy of ``run_option="AR"``."""
-    chosen = {}
-    for variable in variables:
-        if not variable.trainable:
-            chosen[variable.name] = common.untouched(variable)
-        elif variable.sparse:
-            chosen[variable.name] = common.allgather(variable, config)
-        else:
-            chosen[variable.name] = common.allreduce(variable, config)
-    return Strategy(fingerprint(variables), workers, chosen)
+class Replicated(StrategyBuilder):
+    """Every variable whole on every worker (``run_option="AR"``)."""
+
+    name = "AR"
+
+    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
+        """AllReduce or AllGather for each variable."""
+        chosen = {
+            name: common.allgather(variable, cluster)
+            if variable.sparse
+            else common.allreduce(variable, cluster)
+            for name, variable in graph.trainable.items()
+        }
+        return self.strategy(graph, cluster, chosen)

@@ -6,54 +6,52 @@ owners are balanced by what they send, and none owns much more than its share of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from parallax.config import Config
 from parallax.graph.variables import Variable
 from parallax.strategy.builders import common
+from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
 from parallax.strategy.cost import bytes_per_step
-from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
+from parallax.strategy.data import Strategy, VariableStrategy
 
 # How much more than an even share of all tables one worker may own.
 MOST_OF_SHARE = 1.25
 
 
-def build(variables: Sequence[Variable], workers: int, config: Config) -> Strategy:
-    """The strategy of ``run_option="HYBRID"``."""
-    placed = _placed_bags(variables, workers, config)
-    chosen = {}
-    for variable in variables:
-        if not variable.trainable:
-            chosen[variable.name] = common.untouched(variable)
-        elif variable.sparse:
-            exchanged = placed.get(variable.name) or common.sparse(variable, workers, config)
-            chosen[variable.name] = _unless_dense(variable, exchanged, workers, config)
-        else:
-            chosen[variable.name] = common.allreduce(variable, config)
-    return Strategy(fingerprint(variables), workers, chosen)
+class Hybrid(StrategyBuilder):
+    """Each kind of variable the way that is usually cheapest for it (``run_option="HYBRID"``)."""
+
+    name = "HYBRID"
+
+    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
+        """AllReduce, rows or bags for each variable."""
+        placed = placed_bags(graph, cluster)
+        chosen = {}
+        for name, variable in graph.trainable.items():
+            if variable.sparse:
+                exchanged = placed.get(name) or common.sparse(variable, cluster)
+                chosen[name] = _unless_dense(variable, exchanged, cluster)
+            else:
+                chosen[name] = common.allreduce(variable, cluster)
+        return self.strategy(graph, cluster, chosen)
 
 
 def _unless_dense(
-    variable: Variable, exchanged: VariableStrategy, workers: int, config: Config
+    variable: Variable, exchanged: VariableStrategy, cluster: ClusterFacts
 ) -> VariableStrategy:
     """AllReduce for a table of which nearly all rows are touched, if that sends less."""
+    workers = cluster.workers
     if variable.lazy or variable.sparsity is None or workers == 1:
         return exchanged
-    summed = VariableStrategy(
-        "allreduce",
-        average=config.average_sparse,
-        why=f"sparse, but nearly all rows are touched: {variable.sparsity:.0%}",
-    )
+    why = f"sparse, but nearly all rows are touched: {variable.sparsity:.0%}"
+    summed = common.allreduce(variable, cluster, why)
     if bytes_per_step(variable, summed, workers) < bytes_per_step(variable, exchanged, workers):
         return summed
     return exchanged
 
 
-def _placed_bags(
-    variables: Sequence[Variable], workers: int, config: Config
-) -> dict[str, VariableStrategy]:
+def placed_bags(graph: GraphFacts, cluster: ClusterFacts) -> dict[str, VariableStrategy]:
     """Tables that are read in bags: whole on a worker where that sends less, or dealt out."""
-    tables = [v for v in variables if v.sparse and v.trainable and not v.shard_obstacle]
+    workers = cluster.workers
+    tables = [v for v in graph.trainable.values() if v.sparse and not v.shard_obstacle]
     most = MOST_OF_SHARE * sum(v.bytes for v in tables) / workers
     owned, sent = [0.0] * workers, [0.0] * workers
     chosen: dict[str, VariableStrategy] = {}
@@ -62,12 +60,12 @@ def _placed_bags(
         return bytes_per_step(variable, choice, workers)
 
     candidates = [v for v in tables if v.bags and v.bags_per_step]
-    for variable in sorted(candidates, key=lambda v: (-v.bytes, v.name)):
-        best = common.bags(variable, None, workers, config)
+    for variable in common.OwnerQueue.largest_first(candidates):
+        best = common.bags(variable, None, cluster)
         free = [w for w in range(workers) if owned[w] + variable.bytes <= most]
         if free:
             worker = min(free, key=lambda w: (sent[w], owned[w], w))
-            whole = common.bags(variable, worker, workers, config)
+            whole = common.bags(variable, worker, cluster)
             if cost(variable, whole) <= cost(variable, best):
                 best = whole
                 owned[worker] += variable.bytes

@@ -1,0 +1,111 @@
+"""What a builder is: from what is known of a step and of a cluster to a strategy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import ClassVar
+
+from parallax.cluster.network import Network
+from parallax.config import Config
+from parallax.graph.variables import Variable
+from parallax.strategy.data import Strategy, VariableStrategy, described, fingerprint
+
+
+@dataclass(frozen=True)
+class GraphFacts:
+    """What is known of a captured step; builders read it and change nothing.
+
+    Args:
+        variables: by name, in the order of the model: each with its ``shape``, ``dtype``,
+            ``bytes``, ``rows``, ``slots``, ``factors``, and for those that are looked up with
+            ``sparse``, ``bags`` and the measured ``sparsity``.
+    """
+
+    variables: Mapping[str, Variable]
+
+    @classmethod
+    def of(cls, variables: Iterable[Variable]) -> GraphFacts:
+        """The facts of these variables."""
+        return cls(MappingProxyType({variable.name: variable for variable in variables}))
+
+    @property
+    def trainable(self) -> Mapping[str, Variable]:
+        """Variables that receive a gradient: those about which there is something to decide."""
+        return {name: one for name, one in self.variables.items() if one.trainable}
+
+    @property
+    def fingerprint(self) -> str:
+        """What ties a strategy to this model."""
+        return fingerprint(self.variables.values())
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """What is known of the workers.
+
+    Args:
+        workers: how many there are.
+        config: settings of the run; ``average_dense`` and ``average_sparse`` are the ones that a
+            strategy repeats.
+        network: measured or computed links; None with one worker.
+        hosts: by worker, the number of its host; all on one if empty.
+    """
+
+    workers: int
+    config: Config = field(default_factory=Config)
+    network: Network | None = None
+    hosts: tuple[int, ...] = ()
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """All workers, by number."""
+        return tuple(range(self.workers))
+
+
+class StrategyBuilder(ABC):
+    """Decides how every variable is synchronised; one per file, found by its name.
+
+    A builder runs on the chief, once, after the first batch was captured and the links were
+    measured; what it returns is verified and sent to all. It should read what it is given and
+    nothing else, so that the same model on the same cluster gets the same strategy.
+    """
+
+    name: ClassVar[str] = ""
+    """What it is called in ``Config(strategy=...)`` and in the plan; else the class's name."""
+
+    arranges_messages: ClassVar[bool] = False
+    """It sets ``hierarchy``, ``group``, ``pieces`` and ``pull_group`` itself. Else parallax does:
+    by the network, and by the order in which the graph computes."""
+
+    @abstractmethod
+    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
+        """The strategy for this step on this cluster; :meth:`strategy` makes one of choices."""
+
+    @property
+    def title(self) -> str:
+        """Its name, for people."""
+        return self.name or type(self).__name__
+
+    @staticmethod
+    def strategy(
+        graph: GraphFacts, cluster: ClusterFacts, chosen: Mapping[str, VariableStrategy]
+    ) -> Strategy:
+        """A strategy of choices by variable, in the order of the model.
+
+        Args:
+            graph, cluster: what ``build`` was given.
+            chosen: for every variable that receives a gradient. The others need none.
+        """
+        untouched = VariableStrategy("none", why="receives no gradient in this step")
+        return Strategy(
+            graph.fingerprint,
+            cluster.workers,
+            {
+                name: chosen[name] if variable.trainable else untouched
+                for name, variable in graph.variables.items()
+            },
+            described(graph.variables.values()),
+        )

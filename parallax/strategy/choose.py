@@ -1,0 +1,63 @@
+"""From the settings of a run to its strategy: whose it is, and what parallax adds to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from parallax.config import Config
+from parallax.graph.variables import Analysis
+from parallax.strategy.builders import (
+    ClusterFacts,
+    GraphFacts,
+    StrategyBuilder,
+    find_builder,
+)
+from parallax.strategy.data import Strategy
+from parallax.strategy.hierarchy import by_host
+from parallax.strategy.messages import merge_messages
+
+
+def source_of(config: Config) -> StrategyBuilder | Strategy:
+    """The builder or the finished strategy that the settings ask for.
+
+    Raises:
+        ConfigError: there is no such builder.
+        StrategyError: the file cannot be read, or holds no strategy.
+    """
+    chosen = config.run_option if config.strategy is None else config.strategy
+    if isinstance(chosen, Path):
+        return Strategy.load(chosen)
+    if isinstance(chosen, str):
+        return find_builder(chosen)
+    assert chosen is not None
+    return chosen
+
+
+def title_of(config: Config) -> str:
+    """What the settings ask for, in a few words that are the same on all workers."""
+    chosen = config.run_option if config.strategy is None else config.strategy
+    if isinstance(chosen, Strategy):
+        return f"strategy for {chosen.fingerprint}"
+    return chosen.title if isinstance(chosen, StrategyBuilder) else str(chosen)
+
+
+def choose_strategy(analysis: Analysis, cluster: ClusterFacts) -> Strategy:
+    """The strategy of a run: a builder's with its messages arranged, or a finished one as it is.
+
+    Args:
+        analysis: of the first graph.
+        cluster: the workers; its settings say who decides.
+
+    Raises:
+        ConfigError, StrategyError: as :func:`source_of`.
+    """
+    source = source_of(cluster.config)
+    if isinstance(source, Strategy):
+        return source
+    variables = list(analysis.variables.values())
+    built = source.build(GraphFacts.of(variables), cluster)
+    if source.arranges_messages:
+        return built
+    if cluster.network is not None:
+        built = by_host(built, variables, cluster.network)
+    return merge_messages(built, analysis)
