@@ -43,6 +43,40 @@ def built(
     return find_builder(name).build(GraphFacts.of(variables), cluster)
 
 
+class Failing(StrategyBuilder):
+    """Fails."""
+
+    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
+        raise ZeroDivisionError("no bandwidth")
+
+
+def trained(world: World, settings: dict[str, Any], case: tuple[str, str, str]) -> dict[str, Any]:
+    """Train one case with these settings: the strategy, and the difference from one device."""
+    data = equality.batches(world.size)
+    expected = equality.single_device(equality.build(*case), data)
+    mine = equality.build(*case)
+    runner = Runner(
+        mine.step, discover(mine.step), Config(workers=1, seed=equality.SEED, **settings), world
+    )
+    assert runner.strategy is None
+    found = equality.distributed(mine, data, runner)
+    assert runner.strategy is not None
+    return {
+        "strategy": runner.strategy.to_json(),
+        "difference": equality.difference(expected, found),
+        "title": str(runner.plan).splitlines()[0],
+    }
+
+
+def failed(world: World, settings: dict[str, Any], case: tuple[str, str, str]) -> tuple[str, str]:
+    """What the first step raises with these settings: class and text."""
+    try:
+        trained(world, settings, case)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
 def random_strategy(variables: Sequence[Variable], workers: int, seed: int) -> Strategy:
     """A strategy that fits, drawn at random."""
     draw = random.Random(seed)

@@ -432,3 +432,20 @@ def test_owners_are_balanced() -> None:
 
 def test_the_public_function_says_what_it_does() -> None:
     assert "parallax plan" in (api.get_runner.__doc__ or "")
+
+
+def test_a_plan_of_another_strategy(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / "hosts").write_text(TWO)
+    (place / "train.py").write_text(TRAIN)
+    command = ["plan", "--save", "made.json", "--resource-info", "hosts", "--strategy"]
+    assert cli.main([*command, "ar", "train.py"]) == 0
+    out = capsys.readouterr().out
+    assert "AR on 4 workers" in out
+    assert out.endswith("its strategy is in made.json\n")
+    made = Strategy.load("made.json")
+    assert {one.synchronizer for one in made.variables.values()} == {"allgather", "allreduce"}
+    assert cli.main([*command, "made.json", "train.py"]) == 0
+    assert "made.json on 4 workers" in capsys.readouterr().out
+    assert Strategy.load("made.json") == made
+    assert cli.main([*command, "arr", "train.py"]) == 2
+    assert "did you mean 'AR'?" in capsys.readouterr().err

@@ -32,10 +32,16 @@ _INTERRUPTED = 130
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the arguments."""
     parser.usage = (
-        "parallax plan (train.py | -- -m module) [arguments] --resource-info FILE\n"
-        "       parallax plan --resource-info FILE -- (train.py | -m module) [arguments]"
+        "parallax plan [options] (train.py | -- -m module) [arguments] --resource-info FILE\n"
+        "       parallax plan [options] --resource-info FILE -- (train.py | -m module) [arguments]"
     )
     parser.add_argument(_OPTION, metavar="FILE", help="the hosts: text or YAML; none is contacted")
+    parser.add_argument(
+        "--strategy",
+        metavar="NAME_OR_FILE",
+        help="a builder or a strategy's file, in place of what the script asks for",
+    )
+    parser.add_argument("--save", metavar="FILE", help="write the strategy that was planned")
     parser.add_argument("script", metavar="train.py", help="the script, or -m, after --")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
 
@@ -62,10 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
     known = all(host.workers is not None for host in spec.hosts)
     usual = 1 if known else workers_here(None, Config().workers)
     try:
-        planning = _plan(arguments.script, words, plan_cluster(spec, usual))
+        cluster = plan_cluster(spec, usual)
+        planning = _plan(arguments.script, words, cluster, arguments.strategy)
     except KeyboardInterrupt:
         return _INTERRUPTED
     print(planning.report())
+    if arguments.save is not None:
+        assert planning.plan is not None
+        assert planning.plan.strategy is not None
+        planning.plan.strategy.save(arguments.save)
+        print(f"its strategy is in {arguments.save}")
     return 0
 
 
@@ -83,16 +95,18 @@ def _take_option(words: list[str]) -> tuple[str, list[str]]:
     raise ConfigError("--resource-info FILE is missing: the hosts to plan for.", hint=_EXAMPLE)
 
 
-def _plan(script: str, words: list[str], cluster: PlannedCluster) -> Planning:
+def _plan(script: str, words: list[str], cluster: PlannedCluster, strategy: str | None) -> Planning:
     """Runs the program up to its first step.
 
     Raises:
+        ConfigError: there is no such strategy.
         PlanError: it fails or ends before.
         ParallaxError: its step cannot be captured or distributed.
     """
     from parallax.runtime.planning import PlanMade, start_planning, stop_planning
 
-    planning = start_planning(cluster)
+    chosen = None if strategy is None else Config(strategy=strategy).strategy
+    planning = start_planning(cluster, chosen)
     ended = "ended"
     try:
         _run_program(script, words)

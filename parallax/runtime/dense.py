@@ -37,8 +37,8 @@ class _Bucket:
         self.part = torch.empty(0)
 
 
-Places = list[tuple[int, int]]
-"""Offset and length of a gradient in its bucket; by owner, if it has several."""
+Places = list[tuple[int, int, int]]
+"""Where a gradient is in its bucket, its first element there, and how many; by worker, if owned."""
 
 
 class Buckets:
@@ -94,7 +94,10 @@ class Buckets:
             bucket.buffer = storage[first : last + FLOATS * bucket.has_words]
             bucket.segments = [len(bucket.buffer)]
         self._places.append(
-            [(bucket, [(0, len(bucket.buffer) - FLOATS * bucket.has_words)]) for bucket in buckets]
+            [
+                (bucket, [(0, 0, len(bucket.buffer) - FLOATS * bucket.has_words)])
+                for bucket in buckets
+            ]
         )
         self._buckets += buckets
         self._storages[index] = storage
@@ -103,7 +106,7 @@ class Buckets:
         offset = 0
         for index in bucket.entries:
             count = math.prod(self.spec.entries[index].shape)
-            self._places[index][0][1].append((offset, count))
+            self._places[index][0][1].append((offset, 0, count))
             offset += count
         size = offset + FLOATS
         parts = len(self.world.group("host").ranks) if bucket.by_host else 1
@@ -121,8 +124,9 @@ class Buckets:
             for index in bucket.entries:
                 entry = self.spec.entries[index]
                 first, last = self.spec.owners[index][worker]
-                count = (last - first) * math.prod(entry.shape[1:])
-                self._places[index][0][1].append((offset, count))
+                width = math.prod(entry.shape[1:])
+                count = (last - first) * width
+                self._places[index][0][1].append((offset, first * width, count))
                 offset += count
             offset += FLOATS
             segments.append(offset - start)
@@ -146,11 +150,9 @@ class Buckets:
         if bucket.filled == 0 and bucket.has_words:
             self._control_words(bucket)
         flat = gradient.reshape(-1)
-        start = 0
-        for offset, count in places:
+        for offset, start, count in places:
             out = bucket.buffer[offset : offset + count]
             part = flat[start : start + count]
-            start += count
             if self.control.is_empty:
                 out.zero_()
             elif bucket.average:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +24,7 @@ from parallax.runtime.control import batch_weight
 from parallax.runtime.plan import Plan
 from parallax.runtime.runner import Runner
 from parallax.runtime.speed import measure_speed
+from parallax.strategy.data import Strategy
 
 __all__ = ["PlanMade", "Planning", "current_planning", "start_planning", "stop_planning"]
 
@@ -39,10 +41,12 @@ class Planning:
 
     Args:
         cluster: what for.
+        strategy: in place of what the script's own settings ask for, see :class:`Config`.
     """
 
-    def __init__(self, cluster: PlannedCluster) -> None:
+    def __init__(self, cluster: PlannedCluster, strategy: Any = None) -> None:
         self.cluster = cluster
+        self.strategy = strategy
         self.runners = 0
         """How many the script has made."""
         self.plan: Plan | None = None
@@ -80,11 +84,11 @@ class Planning:
 _planning: Planning | None = None
 
 
-def start_planning(cluster: PlannedCluster) -> Planning:
+def start_planning(cluster: PlannedCluster, strategy: Any = None) -> Planning:
     """From now on this process plans: sets the variables of worker 0, and what runners do."""
     global _planning
     os.environ.update(cluster.variables)
-    _planning = Planning(cluster)
+    _planning = Planning(cluster, strategy)
     return _planning
 
 
@@ -118,6 +122,8 @@ class PlanningRunner(Runner):
     def __init__(self, step: Any, objects: StepObjects, config: Config, planning: Planning) -> None:
         self._planning = planning
         planning.runners += 1
+        if planning.strategy is not None:
+            config = replace(config, run_option=None, strategy=planning.strategy)
         super().__init__(step, objects, config, _LoneWorld(planning.cluster.workers))
 
     def run(self, *batch: Any, **named: Any) -> Any:
@@ -146,6 +152,9 @@ class PlanningRunner(Runner):
         self._warn_of_batch_norms()
         self._network = self._planning.cluster.network
         self._speed = measure_speed(self._world)
+
+    def _tell(self, strategy: Strategy) -> None:
+        """Nothing: the plan that is printed says more."""
 
     def _write(self, name: str, text: Callable[[], str]) -> None:
         """Nothing: only where a step is run are its stages written as files."""

@@ -285,12 +285,16 @@ class Runner:
             self._known = dict(self._state.leaves)
             self._variables = analysis.variables
             if self.worker_id == 0:
-                self._write("strategy.json", lambda: f"{strategy.to_json().decode()}\n")
-                logger.info("strategy %s: %s", title_of(self._config), summary(strategy))
+                self._tell(strategy)
         elif self.num_workers > 1:
             self._check_still_fits(analysis)
             self._variables = analysis.variables
         return self._strategy
+
+    def _tell(self, strategy: Strategy) -> None:
+        """Print in a line what was decided, and write it where that is asked for."""
+        logger.info("strategy %s: %s", title_of(self._config), summary(strategy))
+        self._write("strategy.json", lambda: f"{strategy.to_json().decode()}\n")
 
     def _cluster(self) -> ClusterFacts:
         return ClusterFacts(self.num_workers, self._config, self._network, self._world.hosts)

@@ -109,8 +109,8 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int = SCHEMA_VERSION
 
     def to_json(self) -> bytes:
-        """The strategy as JSON with sorted keys, equal bytes for equal strategies."""
-        return msgspec.json.format(msgspec.json.encode(self, order="sorted"), indent=1)
+        """The strategy as JSON, with variables in their order and usual settings left out."""
+        return msgspec.json.format(msgspec.json.encode(self), indent=1)
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Strategy:
