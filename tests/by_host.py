@@ -34,7 +34,7 @@ def forced(levels: str) -> AbstractContextManager[Any]:
         if levels == FLAT:
             return strategy
         for synchronizer in ("allreduce", "rows"):
-            strategy = with_hierarchy(strategy, synchronizer, "hosts")  # type: ignore[arg-type]
+            strategy = with_hierarchy(strategy, synchronizer, "hosts")
         if levels == MIXED:
             names = [n for n, one in strategy.variables.items() if one.synchronizer == "rows"]
             flat = with_hierarchy(strategy, "rows", "flat").variables

@@ -82,6 +82,7 @@ def random_strategy(variables: Sequence[Variable], workers: int, seed: int) -> S
     draw = random.Random(seed)
     everyone = tuple(range(workers))
     chosen = {}
+    kinds: dict[object, int] = {}
     for variable in variables:
         options = [VariableStrategy("allreduce")] if not variable.lazy else []
         if not variable.trainable:
@@ -95,9 +96,10 @@ def random_strategy(variables: Sequence[Variable], workers: int, seed: int) -> S
             options.append(VariableStrategy("owner", "block", everyone))
         choice = draw.choice(options)
         whole = choice.synchronizer == "allreduce"
+        kind = (choice.synchronizer, variable.dtype, draw.randrange(2))
         chosen[variable.name] = msgspec.structs.replace(
             choice,
-            group=draw.randrange(3),
+            group=draw.randrange(3) and 1 + kinds.setdefault(kind, len(kinds)),
             pieces=draw.randint(1, min(max(variable.rows, 1), 3)) if whole else 1,
             pull_group=draw.randrange(2),
         )

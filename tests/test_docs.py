@@ -29,9 +29,10 @@ import parallax
 from parallax import config, errors
 from parallax.cluster import environment
 from parallax.graph.discovery import discover
-from parallax.rewrite.pipeline import PASSES
+from parallax.rewrite.pipeline import passes
 from parallax.runtime.comm import World
 from parallax.runtime.runner import Runner
+from parallax.strategy.registry import synchronizers
 
 ROOT = Path(__file__).parents[1]
 OWN_TEST = {"docs/data.md"}  # its programs run in test_docs_data.py, as two workers
@@ -339,4 +340,4 @@ def test_rooms_import_what_the_page_says() -> None:
 def test_passes_are_those_of_the_page() -> None:
     section = text_of("docs/architecture.md").partition("## Rewriting")[2].partition("\n## ")[0]
     named = re.findall(r"^\d+\. `(\w+)`", section, re.M)
-    assert named == [one_pass.__name__ for one_pass in PASSES]
+    assert named == [one_pass.__name__ for one_pass in passes(synchronizers())]

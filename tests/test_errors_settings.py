@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[Strategy, int, tuple[str, ...]]] = {
     "partition": (
         strategy(table=VariableStrategy("rows", "block", (0, 1))),
         2,
-        ("'table': row servers need partition 'cyclic'",),
+        ("'table': rows cannot use partition 'block'",),
     ),
     "obstacle": (
         strategy(whole=VariableStrategy("rows", "cyclic", (0, 1))),
@@ -122,12 +122,12 @@ WRONG: dict[str, tuple[Strategy, int, tuple[str, ...]]] = {
     "synchroniser": (
         strategy(dense=VariableStrategy("gossip")),
         2,
-        ("'dense': synchronizer 'gossip' is unknown; use one of allreduce, ",),
+        ("'dense': synchronizer 'gossip' is unknown (synchronizer: use one of none, rows, ",),
     ),
     "staleness": (
         strategy(dense=VariableStrategy("allreduce", staleness=3)),
         2,
-        ("'dense': staleness 3 is not supported; use 0",),
+        ("'dense': staleness 3 is not supported (staleness: use 0)",),
     ),
     "none": (
         strategy(dense=VariableStrategy("none")),

@@ -20,7 +20,7 @@ from parallax.graph.state import aliases, leaves
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Analysis, analyze
 from parallax.ops import marks
-from parallax.rewrite.pipeline import PASSES, prepare, rewrite
+from parallax.rewrite.pipeline import passes, prepare, rewrite
 from parallax.strategy.messages import merge_messages
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -101,7 +101,7 @@ def test_every_pass(option: str) -> None:
     work = prepare(analysis, strategy, 0, 2)
     before = text(work.step)
     prints = []
-    for one_pass in PASSES:
+    for one_pass in passes({choice.synchronizer for choice in strategy.variables.values()}):
         one_pass(work)
         after = text(work.step)
         if after != before:

@@ -112,7 +112,10 @@ GOOD = {
         ({"x": VariableStrategy("allreduce")}, "no variable 'x'"),
         ({"a": VariableStrategy("rows", "cyclic", (0, 2))}, "owners (0, 2) are not all among 2"),
         ({"a": VariableStrategy("rows", "cyclic", (0, 0))}, "an owner is named twice"),
-        ({"a": VariableStrategy("rows", "block", (0, 1))}, "row servers need partition 'cyclic'"),
+        (
+            {"a": VariableStrategy("rows", "block", (0, 1))},
+            "rows cannot use partition 'block' (partition: use 'cyclic')",
+        ),
         ({"b": VariableStrategy("rows", "cyclic", (0, 1))}, "rows is for sparse variables"),
         ({"b": VariableStrategy("allgather")}, "allgather is for sparse variables"),
         ({"b": VariableStrategy("owner")}, "it has no owner"),
@@ -120,7 +123,7 @@ GOOD = {
         ({"c": VariableStrategy("owner", owners=(0,))}, "cannot be sharded: it is a single number"),
         (
             {"b": VariableStrategy("owner", owners=(0,), hierarchy="hosts")},
-            "'b': hierarchy 'hosts' is for allreduce and rows, not for owner",
+            "'b': hierarchy 'hosts' is for rows and allreduce, not for owner",
         ),
         (
             {"b": VariableStrategy("allreduce", pieces=5)},
@@ -150,9 +153,10 @@ def test_two_levels_need_hosts_of_several_workers() -> None:
     for synchronizer in ("rows", "allreduce"):
         strategy = with_hierarchy(strategy, synchronizer, "hosts")
     verify(strategy, VARIABLES, 2)
-    text = "needs several hosts of equally many workers, more than one each ('a', 'b', 'c')"
-    with pytest.raises(StrategyError, match=re.escape(text)):
+    text = "needs several hosts of equally many workers, more than one each (hierarchy: use 'flat')"
+    with pytest.raises(StrategyError, match=re.escape(text)) as caught:
         verify(strategy, VARIABLES, 2, two_levels=False)
+    assert str(caught.value).count(text) == 3
 
 
 def test_another_model_is_refused() -> None:

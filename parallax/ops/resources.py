@@ -161,13 +161,49 @@ class RowIdsSpec:
     shared: bool
 
 
-ResourceSpec = RowsSpec | BagsSpec | BucketsSpec | PullSpec | CombineSpec | RowIdsSpec
+@dataclass(frozen=True)
+class OwnSpec:
+    """What a synchroniser of its own asks of the runtime; subclasses add what they need to know.
+
+    Args:
+        names: the variables whose messages are sent.
+        kind: of these messages, as the cost model has it.
+        carries_words: the control words of the step travel with them.
+    """
+
+    names: tuple[str, ...]
+    kind: str
+    carries_words: bool
+
+    def make(self, world: Any, control: Any) -> Any:
+        """The runtime object: with ``start(*args)`` and ``finish(*args)``, which the graph calls.
+
+        Args:
+            world: this worker and the others (:class:`parallax.runtime.comm.World`).
+            control: the step's control words (:class:`parallax.runtime.control.StepControl`).
+        """
+        raise NotImplementedError
+
+
+ResourceSpec = RowsSpec | BagsSpec | BucketsSpec | PullSpec | CombineSpec | RowIdsSpec | OwnSpec
 
 
 def effect(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark an operation that must run in its place although nobody may use its value."""
     function.parallax_effect = True  # type: ignore[attr-defined]
     return function
+
+
+@effect
+def start(resource: Any, *args: Any) -> Any:
+    """Start a message of the runtime object of an :class:`OwnSpec`."""
+    return resource.start(*args)
+
+
+@effect
+def finish(resource: Any, *args: Any) -> Any:
+    """Wait for messages of it; what they brought."""
+    return resource.finish(*args)
 
 
 @effect

@@ -12,8 +12,9 @@ from torch.fx import Graph, Node
 from parallax.graph.step_graph import GraphInput, StepGraph
 from parallax.graph.variables import Analysis
 from parallax.ops.resources import ResourceSpec
-from parallax.strategy.data import SHARDED, Strategy
+from parallax.strategy.data import Strategy
 from parallax.strategy.layout import RowLayout
+from parallax.strategy.registry import Synchronizer, facts
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Rewriting:
 
     def own_rows(self, variable: str) -> int:
         """How many rows of a variable this worker updates."""
-        if self.strategy.variables[variable].synchronizer in SHARDED:
+        if facts(self.strategy.variables[variable]).sharded:
             return self.layout(variable).local_rows(self.worker)
         return self.analysis.variables[variable].rows
 
@@ -82,6 +83,11 @@ class Rewriting:
             for name, choice in self.strategy.variables.items()
             if choice.synchronizer in synchronizers
         ]
+
+    def names_where(self, condition: Callable[[Synchronizer], bool]) -> list[str]:
+        """Variables of whose synchroniser a condition holds."""
+        chosen = self.strategy.variables.items()
+        return [name for name, choice in chosen if condition(facts(choice))]
 
     def resource(self, spec: ResourceSpec, name: str) -> Node:
         """A new first input of the graph: the runtime object that ``spec`` describes."""

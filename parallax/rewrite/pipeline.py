@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -17,11 +18,9 @@ from parallax.rewrite.blocks import split_updates
 from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases
 from parallax.rewrite.row_ids import check_row_ids
 from parallax.rewrite.shards import combine_reductions, place_on_shards, pull_new_values
-from parallax.rewrite.synchronizers.bags import synchronize_bags
-from parallax.rewrite.synchronizers.dense import synchronize_dense
-from parallax.rewrite.synchronizers.rows import synchronize_rows
 from parallax.rewrite.touched_rows import touch_only_rows
 from parallax.strategy.data import Strategy
+from parallax.strategy.registry import synchronizers
 
 aten: Any = torch.ops.aten
 
@@ -39,11 +38,8 @@ def lower_marks(work: Rewriting) -> None:
         work.graph.erase_node(node)
 
 
-PASSES: tuple[Pass, ...] = (
-    place_on_shards,
-    synchronize_rows,
-    synchronize_bags,
-    synchronize_dense,
+BEFORE: tuple[Pass, ...] = (place_on_shards,)
+AFTER: tuple[Pass, ...] = (
     touch_only_rows,
     split_updates,
     combine_reductions,
@@ -52,6 +48,13 @@ PASSES: tuple[Pass, ...] = (
     check_row_ids,
     sum_in_place,
 )
+
+
+def passes(names: Collection[str]) -> list[Pass]:
+    """All passes in their order, for a strategy with synchronisers of these names."""
+    found = [one.rewrite for name, one in synchronizers().items() if name in names]
+    return [*BEFORE, *dict.fromkeys(one for one in found if one is not None), *AFTER]
+
 
 ALONE: tuple[Pass, ...] = (lower_marks, check_row_ids, sum_in_place)
 """Passes for a single worker, whose step stays as it was captured."""
@@ -102,7 +105,8 @@ def rewrite(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -
         worker, workers: which worker the graph is for, of how many.
     """
     work = prepare(analysis, strategy, worker, workers)
-    for one_pass in PASSES if workers > 1 else ALONE:
+    names = {choice.synchronizer for choice in strategy.variables.values()}
+    for one_pass in passes(names) if workers > 1 else ALONE:
         one_pass(work)
     step = work.step
     remove_dead(step.graph)

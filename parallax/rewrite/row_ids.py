@@ -5,8 +5,11 @@ from __future__ import annotations
 from torch.fx import Node
 
 from parallax.graph.lookups import WRAPPING, lookup_of
-from parallax.ops.resources import BagsSpec, BucketsSpec, RowIdsSpec, RowsSpec, checked_ids
+from parallax.ops.resources import BagsSpec, BucketsSpec, OwnSpec, RowIdsSpec, RowsSpec, checked_ids
 from parallax.rewrite.context import Rewriting
+
+_CARRIERS = (BagsSpec, BucketsSpec, RowsSpec)
+"""What tells all workers of a failure, with the control words."""
 
 
 def check_row_ids(work: Rewriting) -> None:
@@ -34,7 +37,8 @@ def check_row_ids(work: Rewriting) -> None:
     if not readers:
         return
     shared = work.workers > 1 and any(
-        isinstance(spec, BagsSpec | BucketsSpec | RowsSpec) for spec in work.result.resources
+        spec.carries_words if isinstance(spec, OwnSpec) else isinstance(spec, _CARRIERS)
+        for spec in work.result.resources
     )
     check = work.resource(RowIdsSpec(tuple(tables), shared), "row_ids")
     last = step.placeholders()[-1]

@@ -18,22 +18,23 @@ from parallax.ops.resources import (
     pull_values,
 )
 from parallax.rewrite.context import Rewriting
-from parallax.strategy.data import SHARDED
+from parallax.strategy.registry import facts
 
 aten: Any = torch.ops.aten
 
 
 def place_on_shards(work: Rewriting) -> None:
     """Let members of each sharded variable's component work on the owner's rows."""
-    for name in work.names_with(*SHARDED):
+    for name in work.names_where(lambda one: one.sharded):
         component = work.analysis.components[name]
         layout = work.layout(name)
+        whole = facts(work.strategy.variables[name]).whole
         for leaf in (*component.states, *component.created):
-            if leaf != name or work.strategy.variables[name].synchronizer != "owner":
+            if leaf != name or not whole:
                 work.result.sharded[leaf] = layout
         for node in component.sized:
             _resize(node, layout.local_rows(work.worker))
-        if work.strategy.variables[name].synchronizer == "owner":
+        if whole:
             _use_view(work, name, component)
 
 
@@ -59,7 +60,7 @@ def _use_view(work: Rewriting, name: str, component: Component) -> None:
 def combine_reductions(work: Rewriting) -> None:
     """Combine norms and other reductions over shards; those known together in one message."""
     reductions: dict[Node, Reduction] = {}
-    for name in work.names_with(*SHARDED):
+    for name in work.names_where(lambda one: one.sharded):
         for reduction in work.analysis.components[name].reductions:
             reductions[reduction.node] = reduction
     waiting: list[Node] = []
@@ -104,7 +105,8 @@ def _combine(work: Rewriting, reductions: list[Reduction], first_use: Node) -> N
 
 def pull_new_values(work: Rewriting) -> None:
     """After owners updated dense variables, bring all workers up to date before the next read."""
-    names = [name for name in work.names_with("owner") if work.step.placeholder(name) is not None]
+    owned = work.names_where(lambda one: one.sharded and one.whole)
+    names = [name for name in owned if work.step.placeholder(name) is not None]
     stale: dict[str, Node] = {}
     wholes = {name: work.step.placeholder(name) for name in names}
     members = {name: work.analysis.components[name].members for name in names}

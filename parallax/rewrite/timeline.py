@@ -15,7 +15,8 @@ from parallax.graph.compute import operations
 from parallax.graph.variables import Variable
 from parallax.ops import resources as ops
 from parallax.rewrite.context import WorkerGraph
-from parallax.strategy.data import BY_ROWS, Strategy
+from parallax.strategy.data import Strategy
+from parallax.strategy.registry import facts
 from parallax.strategy.timeline import Awaited, Computed, Item, Started, merged
 
 # Small operations for each table of an exchange, as its runtime has them.
@@ -87,7 +88,7 @@ def timeline(
     touched = {
         variable.shape: variable.sparsity or 0.0
         for name, variable in variables.items()
-        if strategy.variables[name].synchronizer in BY_ROWS
+        if facts(strategy.variables[name]).sparse
     }
     nodes = list(graph.step.graph.nodes)
     places = [node for node in nodes if node.op == "placeholder"]
@@ -211,6 +212,17 @@ def _combine(reading: _Reading, node: Node, spec: Any) -> None:
     reading.exchange("words", ())
 
 
+def _start(reading: _Reading, node: Node, spec: Any) -> None:
+    reading.numbers[node] = [reading.start(spec.kind, spec.names)]
+
+
+def _finish(reading: _Reading, node: Node, spec: Any) -> None:
+    """What it is given of what was started is awaited, unless it was before."""
+    for source in node.all_input_nodes:
+        numbers = reading.numbers.pop(source, [])
+        reading.items += [Awaited(number) for number in numbers]
+
+
 _READERS: dict[Any, Callable[[_Reading, Node, Any], None]] = {
     ops.pull_rows: _pull_rows,
     ops.pulled_rows: _pulled_rows,
@@ -225,4 +237,6 @@ _READERS: dict[Any, Callable[[_Reading, Node, Any], None]] = {
     ops.wait_gradients: _wait_gradients,
     ops.pull_values: _pull_values,
     ops.combine: _combine,
+    ops.start: _start,
+    ops.finish: _finish,
 }

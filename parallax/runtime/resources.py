@@ -8,6 +8,7 @@ from parallax.ops.resources import (
     BagsSpec,
     BucketsSpec,
     CombineSpec,
+    OwnSpec,
     PullSpec,
     ResourceSpec,
     RowIdsSpec,
@@ -38,6 +39,8 @@ class ResourcePool:
         return self._made[key]
 
     def _make(self, spec: ResourceSpec) -> Any:
+        if isinstance(spec, OwnSpec):
+            return spec.make(self._world, self._control)
         if isinstance(spec, RowsSpec):
             kind = HostRowExchange if spec.by_host else RowExchange
             return kind(spec, self._world, self._control)

@@ -44,7 +44,8 @@ from parallax.runtime.state_table import StateTable
 from parallax.strategy.builders import ClusterFacts
 from parallax.strategy.choose import choose_strategy, title_of
 from parallax.strategy.compare import summary
-from parallax.strategy.data import BY_ROWS, SHARDED, Strategy
+from parallax.strategy.data import Strategy
+from parallax.strategy.registry import synchronizer
 from parallax.strategy.timeline import Item, Speed, StepTime, predict
 from parallax.strategy.verify import verify
 
@@ -330,10 +331,10 @@ class Runner:
                     f"{name!r} receives its first gradient only now; the plan was made without it.",
                     hint="let the first batch use every variable that is trained.",
                 )
-            sharded = choice in SHARDED
-            sparse = choice in BY_ROWS
+            facts = synchronizer(choice)
             if variable.trainable and (
-                (sharded and variable.shard_obstacle) or (sparse and not variable.sparse)
+                (facts.sharded and variable.shard_obstacle)
+                or (facts.sparse and not variable.sparse)
             ):
                 reason = variable.shard_obstacle or variable.dense_reason
                 raise UnsupportedError(

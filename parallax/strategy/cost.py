@@ -33,18 +33,11 @@ host travel inside the host as well: (k-1)/k (2αb + 4αV).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.data import HierarchyName, VariableStrategy
-
-MessageKind = Literal["ids", "rows", "gathered", "summed", "owned", "words"]
-"""What one message carries: ids; rows one way; rows of gradients to all; a sum of dense gradients;
-dense values to or from their owners; or next to nothing."""
-
-# Messages of a step that wait for one another: ids, rows, gradients.
-EXCHANGE_MESSAGES = 3
+from parallax.strategy.registry import MessageKind, facts, synchronizers
 
 
 def bytes_per_step(
@@ -58,66 +51,53 @@ def bytes_per_step(
         workers: how many there are.
         hosts: that they are on, equally many on each; counts for rows by host only.
     """
-    if choice.synchronizer == "rows" and choice.hierarchy == "hosts":
-        width = workers / hosts
-        inside = (width - 1) / width * _rows_both_ways(variable, _touched(variable))
-        return inside + bytes_across(variable, choice, workers, hosts)
-    if choice.synchronizer == "allgather":
-        return _gathered(variable, workers - 1)
-    return (workers - 1) / workers * _needed(variable, choice, workers)
+    return facts(choice).sent(variable, choice, workers, hosts)
 
 
 def bytes_across(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
     """Bytes of them that go to another host; 0 on one host. Arguments as above."""
     if hosts == 1:
         return 0.0
-    width = workers / hosts
-    share = (hosts - 1) / hosts
-    if choice.synchronizer == "allgather":
-        return _gathered(variable, workers - width)
-    if choice.synchronizer == "allreduce":
-        part = share if choice.hierarchy == "hosts" else (workers - 1) / workers
-        return part * _needed(variable, choice, workers) / width
-    if choice.synchronizer == "rows" and choice.hierarchy == "hosts":
-        most = min(width * _touched(variable), variable.rows)
-        merged = most if variable.host_rows is None else variable.host_rows
-        return share * _rows_both_ways(variable, merged) / width
-    return share * _needed(variable, choice, workers)
+    formula = facts(choice).across
+    if formula is not None:
+        return formula(variable, choice, workers, hosts)
+    others = (workers - workers / hosts) / (workers - 1)
+    return others * bytes_per_step(variable, choice, workers, hosts)
 
 
-def _needed(variable: Variable, choice: VariableStrategy, workers: int) -> float:
-    """Bytes that one worker needs and gives back, those of its own shard included."""
-    if choice.synchronizer == "allreduce":
-        return 2.0 * _summed(variable)
-    if choice.synchronizer == "owner":
-        return 2.0 * variable.bytes
-    if choice.synchronizer == "rows":
-        return _rows_both_ways(variable, _touched(variable))
-    if choice.synchronizer == "bags":
-        row = variable.bytes / max(variable.rows, 1)
-        values, numbers = _travelled(variable, choice, workers)
-        return 2 * values * row + 4 * numbers
-    return 0.0
-
-
-def _summed(variable: Variable) -> int:
-    """Bytes of its gradient in an AllReduce: half types are summed in float32."""
+def summed_bytes(variable: Variable) -> int:
+    """Of a gradient while it is summed: half types are summed in float32."""
     return variable.elements * max(variable.dtype.itemsize, 4)
 
 
-def _touched(variable: Variable) -> float:
+def row_bytes(variable: Variable) -> float:
+    """Of one row."""
+    return variable.bytes / max(variable.rows, 1)
+
+
+def touched_rows(variable: Variable) -> float:
     """Distinct rows that one worker looks up; all of them while nothing is measured."""
     return (variable.sparsity if variable.sparsity is not None else 1.0) * variable.rows
 
 
-def _rows_both_ways(variable: Variable, rows: float) -> float:
+def rows_both_ways(variable: Variable, rows: float) -> float:
     """Ids of 4 bytes, rows and their gradients."""
-    return rows * (2 * variable.bytes / max(variable.rows, 1) + 4)
+    return rows * (2 * row_bytes(variable) + 4)
 
 
-def _gathered(variable: Variable, receivers: float) -> float:
-    """Gradients of rows with ids of 8 bytes, to each receiver."""
-    return receivers * _touched(variable) * (variable.bytes / max(variable.rows, 1) + 8)
+def part_of_exchange(kind: MessageKind, ids: float, values: float, row: float) -> float:
+    """What part of an exchange of rows one message of it carries.
+
+    Args:
+        kind: of the message.
+        ids: of 4 bytes.
+        values: rows or sums of rows, which travel both ways.
+        row: bytes of one.
+    """
+    if kind == "words":
+        return 1.0
+    total = 4 * ids + 2 * values * row
+    return (4 * ids if kind == "ids" else values * row) / total if total else 0.0
 
 
 def message_seconds(
@@ -140,33 +120,18 @@ def message_seconds(
     by_host = network.host is not None and any(c.hierarchy == "hosts" for _, c in decided)
     workers, hosts = network.whole.workers, network.hosts
     if kind == "summed":
-        size = share * sum(_summed(variable) for variable, _ in decided)
+        size = share * sum(summed_bytes(variable) for variable, _ in decided)
         reduce = network.all_reduce_by_host if by_host else network.whole.all_reduce
         return reduce(0.0), reduce(size) - reduce(0.0)
     sent = across = 0.0
     for variable, choice in decided:
-        part = _part(kind, variable, choice, workers)
+        part = facts(choice).part(kind, variable, choice, workers)
         sent += part * bytes_per_step(variable, choice, workers, hosts)
         across += part * bytes_across(variable, choice, workers, hosts)
     if by_host:
         idle = network.exchange_by_host(0.0, 0.0)
         return idle, network.exchange_by_host(sent - across, across) - idle
     return network.whole.latency, network.whole.exchange(sent) - network.whole.latency
-
-
-def _part(kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int) -> float:
-    """What part of a variable's bytes in a step one message of a kind carries."""
-    if kind in ("gathered", "words"):
-        return 1.0
-    if kind == "owned":
-        return 0.5
-    row = variable.bytes / max(variable.rows, 1)
-    values = numbers = _touched(variable)
-    if choice.synchronizer == "bags":
-        values, numbers = _travelled(variable, choice, workers)
-    ids, rows = 4.0 * numbers, values * row
-    total = ids + 2 * rows
-    return (ids if kind == "ids" else rows) / total if total else 0.0
 
 
 def communication_seconds(
@@ -180,8 +145,8 @@ def communication_seconds(
     summed = {"flat": 0.0, "hosts": 0.0}
     exchanged: dict[tuple[str, HierarchyName], tuple[float, float]] = {}
     for variable, choice in decided:
-        if choice.synchronizer == "allreduce":
-            summed[choice.hierarchy] += _summed(variable)
+        if facts(choice).reduces:
+            summed[choice.hierarchy] += summed_bytes(variable)
         elif choice.synchronizer != "none":
             key = (choice.synchronizer, choice.hierarchy)
             sent, across = exchanged.get(key, (0.0, 0.0))
@@ -194,21 +159,10 @@ def communication_seconds(
     if summed["hosts"]:
         seconds += network.all_reduce_by_host(summed["hosts"])
     for (synchronizer, hierarchy), (sent, across) in exchanged.items():
-        messages = 2 if synchronizer == "owner" else EXCHANGE_MESSAGES
+        messages = synchronizers()[synchronizer].messages
         part, far = sent / messages, across / messages
         if hierarchy == "hosts":
             seconds += messages * network.exchange_by_host(part - far, far)
         else:
             seconds += messages * network.whole.exchange(part)
     return seconds
-
-
-def _travelled(variable: Variable, choice: VariableStrategy, workers: int) -> tuple[float, float]:
-    """Values, and ids with bag sizes, that one worker's lookups need; measured if they were."""
-    if variable.travelled:
-        return variable.travelled
-    touched = _touched(variable)
-    bags = variable.bags_per_step * (1 if choice.partition == "whole" else workers)
-    if touched <= bags:
-        return touched, touched
-    return bags, variable.ids_per_step + bags

@@ -15,12 +15,6 @@ from parallax.graph.variables import Variable
 
 SCHEMA_VERSION = 2
 
-SHARDED: tuple[str, ...] = ("rows", "bags", "owner")
-"""Synchronisers by which a worker updates its rows of a variable only."""
-BY_ROWS: tuple[str, ...] = ("rows", "bags", "allgather")
-"""Synchronisers that need a sparse variable."""
-BY_HOST: tuple[str, ...] = ("allreduce", "rows")
-"""Synchronisers that may work inside hosts first."""
 PartitionName = Literal["whole", "cyclic", "block"]
 HierarchyName = Literal["flat", "hosts"]
 ReductionName = Literal["auto", "ring", "tree", "halving"]

@@ -9,7 +9,8 @@ import msgspec
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.cost import communication_seconds
-from parallax.strategy.data import BY_HOST, HierarchyName, Strategy
+from parallax.strategy.data import HierarchyName, Strategy
+from parallax.strategy.registry import names_where
 
 
 def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network) -> Strategy:
@@ -20,7 +21,7 @@ def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network)
     """
     if network.host is None:
         return strategy
-    for synchronizer in BY_HOST:
+    for synchronizer in names_where(lambda one: one.by_host):
         chosen = [v for v in variables if strategy.variables[v.name].synchronizer == synchronizer]
         flat, hosts = (
             communication_seconds([(v, leveled.variables[v.name]) for v in chosen], network)

@@ -18,7 +18,8 @@ from torch.fx import Node
 from parallax.graph.aliases import base_of, writes_to
 from parallax.graph.compute import WORTH_A_MESSAGE, operations, split_by_compute
 from parallax.graph.variables import Analysis, Variable
-from parallax.strategy.data import BY_ROWS, Strategy, VariableStrategy
+from parallax.strategy.data import Strategy, VariableStrategy
+from parallax.strategy.registry import facts, names_where
 
 aten: Any = torch.ops.aten
 
@@ -37,10 +38,13 @@ def merge_messages(strategy: Strategy, analysis: Analysis) -> Strategy:
     counts = operations(analysis.step.graph)
     for name, group in _pulls(strategy, analysis, counts).items():
         chosen[name] = msgspec.structs.replace(chosen[name], pull_group=group)
-    for name, group in _pushes(strategy, analysis, counts).items():
+    numbers: dict[object, int] = {}
+    for name, key in _pushes(strategy, analysis, counts).items():
+        group = numbers.setdefault(key, len(numbers) + 1)
         chosen[name] = msgspec.structs.replace(chosen[name], group=group)
-    for synchronizer in ("allreduce", "owner"):
-        for name, (group, pieces) in _dense(strategy, analysis, counts, synchronizer).items():
+    for synchronizer in names_where(lambda one: one.merges):
+        for name, (number, pieces) in _dense(strategy, analysis, counts, synchronizer).items():
+            group = numbers.setdefault((synchronizer, number), len(numbers) + 1)
             chosen[name] = msgspec.structs.replace(chosen[name], group=group, pieces=pieces)
     return msgspec.structs.replace(strategy, variables=chosen)
 
@@ -58,16 +62,28 @@ def _pulls(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, 
     return {first[node]: number for number, nodes in enumerate(groups) for node in nodes}
 
 
-def _pushes(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, int]:
-    """Gradients of rows, in the order in which backward makes them."""
+def _pushes(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, object]:
+    """Gradients of rows, in the order in which backward makes them: equal keys travel together."""
     marks = {
         mark: name
         for name, found in analysis.gradients.items()
-        if strategy.variables[name].synchronizer in BY_ROWS
+        if facts(strategy.variables[name]).sparse
         for mark in found
     }
     groups = split_by_compute(marks, analysis.step.graph.nodes, counts, WORTH_A_MESSAGE)
-    return {marks[node]: number for number, nodes in enumerate(groups) for node in nodes}
+    return {
+        marks[node]: (number, _kind(strategy, analysis, marks[node]))
+        for number, nodes in enumerate(groups)
+        for node in nodes
+    }
+
+
+def _kind(strategy: Strategy, analysis: Analysis, name: str) -> object:
+    """What is equal of gradients that travel together, whenever they are made."""
+    choice = strategy.variables[name]
+    encoded = (choice.encoder, tuple(sorted(choice.encoder_options.items())))
+    how = (choice.synchronizer, choice.hierarchy, choice.reduction, choice.order, *encoded)
+    return (analysis.variables[name].dtype, choice.average, *how)
 
 
 def _dense(
@@ -95,7 +111,7 @@ def _dense(
             continue
         if known[mark] in first_of_group:
             sizes = {key: open_ for key, open_ in sizes.items() if open_[1] < WORTH_A_BUCKET}
-        key = (variable.dtype, choice.average, choice.hierarchy)
+        key = _kind(strategy, analysis, name)
         group, size = sizes.get(key, (-1, BUCKET_BYTES))
         if size and size + variable.bytes > BUCKET_BYTES:
             number += 1
@@ -124,11 +140,7 @@ def _pieces(
     choice: VariableStrategy, variable: Variable, mark: Node, known: Node, count: int
 ) -> int:
     """Into how many pieces to cut a product: as each is computed, those before it travel."""
-    if (
-        choice.synchronizer != "allreduce"
-        or choice.hierarchy != "flat"
-        or not is_own_product(mark, known)
-    ):
+    if not facts(choice).pieces or choice.hierarchy != "flat" or not is_own_product(mark, known):
         return 1
     most = min(count // WORTH_A_MESSAGE, variable.rows)
     return max(min(variable.bytes // WORTH_A_BUCKET, most), 1)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
-from parallax.strategy.cost import MessageKind, message_seconds
+from parallax.strategy.cost import message_seconds
 from parallax.strategy.data import Strategy
+from parallax.strategy.registry import MessageKind
 
 
 @dataclass(frozen=True)

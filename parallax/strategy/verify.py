@@ -2,61 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
-from parallax.strategy.data import (
-    BY_HOST,
-    BY_ROWS,
-    SHARDED,
-    Strategy,
-    VariableStrategy,
-    described,
-    fingerprint,
+from parallax.strategy.data import Strategy, VariableStrategy, described, fingerprint
+from parallax.strategy.registry import (
+    Finding,
+    Synchronizer,
+    facts,
+    names_where,
+    synchronizers,
 )
 
-SYNCHRONIZERS = ("allreduce", "allgather", "rows", "bags", "owner", "none")
-UNUSED = (
-    *("axis", "shards", "reduction", "order", "encoder", "encoder_options"),
-    *("memory", "staleness"),
+Problem = tuple[str, str, str]
+"""Field, what is wrong, and what it may be instead."""
+
+TRAVEL_TOGETHER = (
+    *("synchronizer", "average", "hierarchy", "reduction", "order"),
+    *("encoder", "encoder_options"),
 )
+"""Fields that are equal in a group."""
 
 
 def verify(
     strategy: Strategy, variables: Sequence[Variable], workers: int, two_levels: bool = True
 ) -> None:
-    """Check that a strategy fits.
+    """Check that a strategy fits; arguments as for :func:`findings`.
+
+    Raises:
+        StrategyError: it is for another model or number of workers, or contradicts itself; lists
+            every finding.
+    """
+    found = findings(strategy, variables, workers, two_levels)
+    if found:
+        raise StrategyError(
+            "The strategy does not fit:" + "".join(f"\n  {one}" for one in found),
+            hint="change the fields in parentheses as it says there, or let a builder make it.",
+        )
+
+
+def findings(
+    strategy: Strategy, variables: Sequence[Variable], workers: int, two_levels: bool = True
+) -> list[Finding]:
+    """Everything that is wrong with a strategy.
 
     Args:
         strategy: what to check.
         variables: of the model that it is for.
         workers: how many there are.
         two_levels: they are on several hosts of equally many workers, more than one each.
-
-    Raises:
-        StrategyError: it is for another model or number of workers, or contradicts itself; lists
-            every problem by variable.
     """
-    problems = []
-    if strategy.replicas != workers:
-        problems.append(f"it is for {strategy.replicas} workers, there are {workers}")
     known = {variable.name: variable for variable in variables}
-    problems += [f"no decision for {name!r}" for name in known if name not in strategy.variables]
-    problems += [f"no variable {name!r}" for name in strategy.variables if name not in known]
-    if not problems and strategy.fingerprint != fingerprint(variables):
-        problems.append(_another_model(strategy, variables))
+    found = list(_of_the_whole(strategy, known, workers))
     for name, choice in strategy.variables.items():
-        if name in known:
-            problems += [f"{name!r}: {text}" for text in _check(choice, known[name], workers)]
-    by_host = [name for name, one in strategy.variables.items() if one.hierarchy == "hosts"]
-    if by_host and not two_levels:
-        problems.append(
-            "hierarchy 'hosts' needs several hosts of equally many workers, more than one each "
-            f"({', '.join(map(repr, by_host[:3]))}{', ...' if len(by_host) > 3 else ''})"
-        )
-    if problems:
-        raise StrategyError("The strategy does not fit: " + "; ".join(problems) + ".")
+        if name not in known:
+            continue
+        if choice.synchronizer not in synchronizers():
+            problem = f"synchronizer {choice.synchronizer!r} is unknown"
+            remedy = f"use one of {', '.join(synchronizers())}"
+            found.append(Finding(name, "synchronizer", problem, remedy))
+            continue
+        problems = _check(choice, known[name], workers, two_levels)
+        found += [Finding(name, *problem) for problem in problems]
+    return found + list(_of_groups(strategy, known))
 
 
 def _another_model(strategy: Strategy, variables: Sequence[Variable]) -> str:
@@ -75,58 +84,149 @@ def _another_model(strategy: Strategy, variables: Sequence[Variable]) -> str:
     return text
 
 
-def _check(choice: VariableStrategy, variable: Variable, workers: int) -> list[str]:
-    problems = _unused(choice)
-    if choice.synchronizer not in SYNCHRONIZERS:
-        names = ", ".join(SYNCHRONIZERS)
-        problems.append(f"synchronizer {choice.synchronizer!r} is unknown; use one of {names}")
-    if any(not 0 <= owner < workers for owner in choice.owners):
-        problems.append(f"owners {choice.owners} are not all among {workers} workers")
-    if len(set(choice.owners)) != len(choice.owners):
-        problems.append("an owner is named twice")
-    if choice.synchronizer in BY_ROWS and not variable.sparse:
-        problems.append(f"{choice.synchronizer} is for sparse variables")
-    if choice.synchronizer == "bags" and not variable.bags:
-        problems.append("bags is for variables that are read in bags only")
-    if choice.synchronizer == "allreduce" and variable.lazy:
-        problems.append("allreduce cannot sum sparse gradients (sparse=True)")
-    if choice.synchronizer in SHARDED:
-        if variable.shard_obstacle:
-            problems.append(f"its update cannot be sharded: {variable.shard_obstacle}")
-        if not choice.owners:
-            problems.append("it has no owner")
-    elif choice.owners:
-        problems.append(f"{choice.synchronizer} has no owners")
-    if choice.synchronizer == "rows" and not _deals(choice, workers, whole=False):
-        problems.append("row servers need partition 'cyclic' over all workers in order")
-    if choice.synchronizer == "bags" and not _deals(choice, workers):
-        problems.append(
-            "bags need partition 'cyclic' over all workers in order, or 'whole' with one owner"
-        )
-    if choice.hierarchy == "hosts" and choice.synchronizer not in BY_HOST:
-        problems.append(
-            f"hierarchy 'hosts' is for {' and '.join(BY_HOST)}, not for {choice.synchronizer}"
-        )
-    if not 1 <= choice.pieces <= max(variable.rows, 1):
-        problems.append(f"it has {variable.rows} rows, which cannot be cut in {choice.pieces}")
-    if choice.pieces > 1 and (choice.synchronizer, choice.hierarchy) != ("allreduce", "flat"):
-        problems.append("only gradients of flat allreduce travel in pieces")
-    if choice.synchronizer == "none" and variable.trainable:
-        problems.append("it receives a gradient but is not synchronised")
-    return problems
+def _of_the_whole(
+    strategy: Strategy, known: dict[str, Variable], workers: int
+) -> Iterator[Finding]:
+    if strategy.replicas != workers:
+        problem = f"it is for {strategy.replicas} workers, there are {workers}"
+        yield Finding("", "replicas", problem, "make it anew for these workers")
+    missing = [name for name in known if name not in strategy.variables]
+    unknown = [name for name in strategy.variables if name not in known]
+    for name in missing:
+        yield Finding("", "variables", f"no decision for {name!r}", "add one")
+    for name in unknown:
+        yield Finding("", "variables", f"no variable {name!r}", "remove its decision")
+    if not (missing or unknown) and strategy.fingerprint != fingerprint(list(known.values())):
+        problem = _another_model(strategy, list(known.values()))
+        yield Finding("", "fingerprint", problem, "make it anew for this model")
 
 
-def _unused(choice: VariableStrategy) -> list[str]:
-    """Fields that nothing reads yet, where they are not as they have to be."""
-    plain = VariableStrategy(choice.synchronizer)
+def _check(
+    choice: VariableStrategy, variable: Variable, workers: int, two_levels: bool
+) -> list[Problem]:
+    one = facts(choice)
     return [
-        f"{field} {getattr(choice, field)!r} is not supported; use {getattr(plain, field)!r}"
-        for field in UNUSED
-        if getattr(choice, field) != getattr(plain, field)
+        *_of_kind(one, variable),
+        *_of_owners(one, choice, variable, workers),
+        *_of_messages(one, choice, variable, two_levels),
+        *_unused(choice),
+        *one.check(choice, variable, workers),
     ]
 
 
-def _deals(choice: VariableStrategy, workers: int, whole: bool = True) -> bool:
-    if choice.partition == "cyclic":
-        return choice.owners == tuple(range(workers))
-    return whole and choice.partition == "whole" and len(choice.owners) == 1
+def _of_kind(one: Synchronizer, variable: Variable) -> Iterator[Problem]:
+    """Whether a synchroniser is one for such a variable."""
+    field = "synchronizer"
+    if one.name != "none" and not variable.trainable:
+        yield field, f"it receives no gradient, which {one.name} would synchronise", "use none"
+    if one.sparse and not variable.sparse:
+        reason = variable.dense_reason
+        why = f"; it is dense: {reason}" if reason else ""
+        yield field, f"{one.name} is for sparse variables{why}", f"use {_names(dense=True)}"
+    if one.dense and variable.lazy:
+        problem = f"{one.name} cannot sum sparse gradients (sparse=True)"
+        yield field, problem, f"use {_names(sparse=True)}"
+    if one.factors and not variable.factors:
+        problem = f"{one.name} sends factors, but its gradient is not a matrix product"
+        yield field, problem, f"use {_names(dense=True, factors=False)}"
+    if one.sharded and variable.shard_obstacle:
+        problem = f"its update cannot be sharded: {variable.shard_obstacle}"
+        yield field, problem, f"use {_names(sharded=False, sparse=variable.sparse)}"
+
+
+def _names(**wanted: bool) -> str:
+    """Synchronisers with these facts."""
+    return " or ".join(
+        names_where(
+            lambda one: (
+                one.name != "none"
+                and all(getattr(one, fact) is value for fact, value in wanted.items())
+            )
+        )
+    )
+
+
+def _of_owners(
+    one: Synchronizer, choice: VariableStrategy, variable: Variable, workers: int
+) -> Iterator[Problem]:
+    """Whether shards are where they can be."""
+    owners = choice.owners
+    if any(not 0 <= owner < workers for owner in owners):
+        problem = f"owners {owners} are not all among {workers} workers"
+        yield "owners", problem, f"workers are numbered from 0 to {workers - 1}"
+    if len(set(owners)) != len(owners):
+        yield "owners", "an owner is named twice", "name each once"
+    if owners and not one.sharded:
+        yield "owners", f"{one.name} has no owners", "leave it empty"
+    if not owners and one.sharded:
+        yield "owners", "it has no owner", "name the workers that hold its shards"
+    if choice.partition not in one.partitions:
+        allowed = " or ".join(map(repr, one.partitions))
+        problem = f"{one.name} cannot use partition {choice.partition!r}"
+        yield "partition", problem, f"use {allowed}"
+    elif choice.partition == "cyclic" and owners != tuple(range(workers)):
+        problem = "rows are dealt over all workers in order"
+        yield "owners", problem, f"name all workers from 0 to {workers - 1}"
+    elif choice.partition == "whole" and len(owners) > 1:
+        yield "owners", f"a whole variable has one owner, not {len(owners)}", "name one worker"
+    elif choice.partition == "block" and len(owners) > variable.rows:
+        problem = f"it has {variable.rows} rows, too few for {len(owners)} owners"
+        yield "owners", problem, "name fewer, or use partition 'whole'"
+
+
+def _of_messages(
+    one: Synchronizer, choice: VariableStrategy, variable: Variable, two_levels: bool
+) -> Iterator[Problem]:
+    """Whether it can travel so."""
+    if choice.hierarchy == "hosts":
+        if not one.by_host:
+            names = " and ".join(names_where(lambda one: one.by_host))
+            problem = f"hierarchy 'hosts' is for {names}, not for {one.name}"
+            yield "hierarchy", problem, "use 'flat'"
+        elif not two_levels:
+            problem = (
+                "hierarchy 'hosts' needs several hosts of equally many workers, more than one each"
+            )
+            yield "hierarchy", problem, "use 'flat'"
+    if not 1 <= choice.pieces <= max(variable.rows, 1):
+        problem = f"it has {variable.rows} rows, which cannot be cut in {choice.pieces}"
+        yield "pieces", problem, f"use 1 to {max(variable.rows, 1)}"
+    if choice.pieces != 1 and (not one.pieces or choice.hierarchy != "flat"):
+        yield "pieces", "only gradients of flat allreduce travel in pieces", "use 1"
+    for field in ("group", "pull_group"):
+        if getattr(choice, field) < 0:
+            yield field, f"{field} {getattr(choice, field)} is negative", "use 0 or more"
+
+
+UNUSED = (
+    *("axis", "shards", "reduction", "order", "encoder", "encoder_options"),
+    *("memory", "staleness"),
+)
+
+
+def _unused(choice: VariableStrategy) -> Iterator[Problem]:
+    """Fields that nothing reads yet, where they are not as they have to be."""
+    plain = VariableStrategy(choice.synchronizer)
+    for field in UNUSED:
+        value, only = getattr(choice, field), getattr(plain, field)
+        if value != only:
+            yield field, f"{field} {value!r} is not supported", f"use {only!r}"
+
+
+def _of_groups(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Finding]:
+    """Whether what travels together can: it is summed in one buffer."""
+    first: dict[int, str] = {}
+    for name, choice in strategy.variables.items():
+        if choice.group < 1 or name not in known:
+            continue
+        other = first.setdefault(choice.group, name)
+        mate = strategy.variables[other]
+        differing = [f for f in TRAVEL_TOGETHER if getattr(mate, f) != getattr(choice, f)]
+        if known[name].dtype != known[other].dtype:
+            differing.insert(0, "dtype")
+        if differing:
+            problem = f"group {choice.group} mixes it with {other!r}, of another {differing[0]}"
+            yield Finding(name, "group", problem, "use another number, or 0 for no group")
+
+
+__all__ = ["Finding", "findings", "verify"]

@@ -10,6 +10,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.lookups import Lookup, bag_of
+from parallax.graph.variables import Variable
 from parallax.ops.resources import (
     BagFeature,
     BagsSpec,
@@ -26,6 +27,9 @@ from parallax.rewrite.synchronizers.sparse import (
     together,
     updates_touched_rows,
 )
+from parallax.strategy.cost import part_of_exchange, row_bytes, touched_rows
+from parallax.strategy.data import VariableStrategy
+from parallax.strategy.registry import MessageKind, Synchronizer
 
 aten: Any = torch.ops.aten
 
@@ -131,3 +135,49 @@ def _push(work: Rewriting, group: _Group, marks: list[Node], first_use: Node) ->
             hand_over(work, mark, work.item(received, index), str(mark.args[1]) in group.touched)
     for mark in marks:
         work.graph.erase_node(mark)
+
+
+def _travelled(variable: Variable, choice: VariableStrategy, workers: int) -> tuple[float, float]:
+    """Values, and ids with bag sizes, that one worker's lookups need; measured if they were."""
+    if variable.travelled:
+        return variable.travelled
+    touched = touched_rows(variable)
+    bags = variable.bags_per_step * (1 if choice.partition == "whole" else workers)
+    if touched <= bags:
+        return touched, touched
+    return bags, variable.ids_per_step + bags
+
+
+def _exchanged(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+    """Ids, bag sizes, and values with their gradients."""
+    values, numbers = _travelled(variable, choice, workers)
+    return (workers - 1) / workers * (2 * values * row_bytes(variable) + 4 * numbers)
+
+
+def _part(kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int) -> float:
+    values, numbers = _travelled(variable, choice, workers)
+    return part_of_exchange(kind, numbers, values, row_bytes(variable))
+
+
+def _problems(
+    choice: VariableStrategy, variable: Variable, workers: int
+) -> list[tuple[str, str, str]]:
+    if variable.bags:
+        return []
+    remedy = "use rows"
+    return [("synchronizer", "bags is for variables that are read in bags only", remedy)]
+
+
+SYNCHRONIZERS = (
+    Synchronizer(
+        "bags",
+        _exchanged,
+        synchronize_bags,
+        part=_part,
+        messages=3,
+        sparse=True,
+        sharded=True,
+        partitions=("cyclic", "whole"),
+        check=_problems,
+    ),
+)

@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from parallax.graph.variables import Variable
 from parallax.ops.resources import BucketEntry, BucketsSpec, put_gradient, wait_gradients
 from parallax.rewrite.context import Phase, Rewriting
+from parallax.strategy.cost import summed_bytes
+from parallax.strategy.data import VariableStrategy
 from parallax.strategy.messages import is_own_product, known_after
+from parallax.strategy.registry import MessageKind, Synchronizer
 
 aten: Any = torch.ops.aten
 
@@ -114,3 +118,55 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
             )
         )
     return tuple(entries)
+
+
+def _reduced(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+    """Of a ring: gradients once around, and their sums."""
+    return 2 * (workers - 1) / workers * summed_bytes(variable)
+
+
+def _reduced_across(
+    variable: Variable, choice: VariableStrategy, workers: int, hosts: int
+) -> float:
+    """One link of the ring leaves each host; by host, a ring for each place in a host."""
+    ring = hosts if choice.hierarchy == "hosts" else workers
+    return 2 * (ring - 1) / ring * summed_bytes(variable) * hosts / workers
+
+
+def _owned(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+    """Gradients to their owners, new values back."""
+    return 2 * (workers - 1) / workers * variable.bytes
+
+
+def _one_way(
+    kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int
+) -> float:
+    return 0.5
+
+
+SYNCHRONIZERS = (
+    Synchronizer(
+        "allreduce",
+        _reduced,
+        synchronize_dense,
+        across=_reduced_across,
+        dense=True,
+        by_host=True,
+        pieces=True,
+        reduces=True,
+        encodes=True,
+        merges=True,
+    ),
+    Synchronizer(
+        "owner",
+        _owned,
+        synchronize_dense,
+        part=_one_way,
+        messages=2,
+        dense=True,
+        sharded=True,
+        whole=True,
+        partitions=("whole", "block"),
+        merges=True,
+    ),
+)

@@ -16,7 +16,7 @@ from parallax.graph.lookups import (
     set_gradient_ids,
     with_rows,
 )
-from parallax.graph.variables import is_empty, origin
+from parallax.graph.variables import Variable, is_empty, origin
 from parallax.ops.resources import (
     RowsSpec,
     pull_rows,
@@ -33,6 +33,15 @@ from parallax.rewrite.synchronizers.sparse import (
     together,
     updates_touched_rows,
 )
+from parallax.strategy.cost import (
+    bytes_across,
+    part_of_exchange,
+    row_bytes,
+    rows_both_ways,
+    touched_rows,
+)
+from parallax.strategy.data import VariableStrategy
+from parallax.strategy.registry import MessageKind, Synchronizer
 
 aten: Any = torch.ops.aten
 
@@ -212,3 +221,54 @@ def _same_shape(work: Rewriting, ids: Node, start: Node, positions: Node) -> Nod
     copy = work.graph.node_copy(ids, lambda node: node)
     copy.args = (inner, *ids.args[1:])
     return copy
+
+
+def _exchanged(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+    """Ids, rows and their gradients; by host, inside the host and what leaves it."""
+    if choice.hierarchy == "flat":
+        return (workers - 1) / workers * rows_both_ways(variable, touched_rows(variable))
+    width = workers / hosts
+    inside = (width - 1) / width * rows_both_ways(variable, touched_rows(variable))
+    return inside + bytes_across(variable, choice, workers, hosts)
+
+
+def _exchanged_across(
+    variable: Variable, choice: VariableStrategy, workers: int, hosts: int
+) -> float:
+    """By host, what its workers ask for travels once; what that is was measured, or is at most
+    all that each of them asks for."""
+    share, width = (hosts - 1) / hosts, workers / hosts
+    if choice.hierarchy == "flat":
+        return share * rows_both_ways(variable, touched_rows(variable))
+    most = min(width * touched_rows(variable), variable.rows)
+    merged = most if variable.host_rows is None else variable.host_rows
+    return share * rows_both_ways(variable, merged) / width
+
+
+def _part_of_rows(
+    kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int
+) -> float:
+    rows = touched_rows(variable)
+    return part_of_exchange(kind, rows, rows, row_bytes(variable))
+
+
+def _gathered(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+    """Gradients of rows with ids of 8 bytes, to each other worker."""
+    return (workers - 1) * touched_rows(variable) * (row_bytes(variable) + 8)
+
+
+SYNCHRONIZERS = (
+    Synchronizer(
+        "rows",
+        _exchanged,
+        synchronize_rows,
+        across=_exchanged_across,
+        part=_part_of_rows,
+        messages=3,
+        sparse=True,
+        sharded=True,
+        partitions=("cyclic",),
+        by_host=True,
+    ),
+    Synchronizer("allgather", _gathered, synchronize_rows, messages=3, sparse=True),
+)

@@ -1,0 +1,175 @@
+"""Synchronisers by name: what each needs and supports, what it sends, and its rewriting pass.
+
+Verification, the cost model and the rewriting look here, so that a synchroniser is one file. Those
+of parallax are loaded from ``rewrite/synchronizers`` when they are first asked for; a package adds
+its own by :func:`register`, before ``get_runner`` and on every worker.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from parallax.errors import StrategyError
+from parallax.graph.variables import Variable
+from parallax.strategy.data import PartitionName, VariableStrategy
+
+MessageKind = Literal["ids", "rows", "gathered", "summed", "owned", "factors", "words"]
+"""What one message carries: ids; rows one way; rows of gradients, or gradients, to all; a sum of
+dense gradients; dense values to or from their owners; factors; or next to nothing."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a strategy.
+
+    Args:
+        variable: that it is about; empty when it is about the strategy itself.
+        field: of the decision.
+        problem: what is wrong.
+        remedy: what the field may be instead.
+    """
+
+    variable: str
+    field: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        about = f"{self.variable!r}: " if self.variable else ""
+        return f"{about}{self.problem} ({self.field}: {self.remedy})"
+
+
+Formula = Callable[[Variable, VariableStrategy, int, int], float]
+"""Bytes per worker and step: of a variable, as it is synchronised, by workers, on hosts."""
+Part = Callable[[MessageKind, Variable, VariableStrategy, int], float]
+"""What part of a variable's bytes in a step one message carries: of a kind, by workers."""
+Check = Callable[[VariableStrategy, Variable, int], list[tuple[str, str, str]]]
+"""Field, problem and remedy of each thing that is wrong with a decision, for so many workers."""
+
+
+def _fair(kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int) -> float:
+    """All of a step's bytes in one message."""
+    return 1.0
+
+
+def _nothing(choice: VariableStrategy, variable: Variable, workers: int) -> list[Any]:
+    return []
+
+
+@dataclass(frozen=True)
+class Synchronizer:
+    """One way to synchronise a variable.
+
+    Args:
+        name: as strategies have it.
+        sent: bytes that a worker sends per step, on average over workers.
+        rewrite: the pass that puts it into a worker's graph, called once if any variable of a
+            strategy is synchronised so; several synchronisers may share one. Called with a
+            :class:`parallax.rewrite.context.Rewriting`.
+        across: bytes of them that go to other hosts; as many as other hosts have workers if None.
+        part: of the bytes, that one message carries.
+        messages: of a step that wait for one another.
+        dense: it aggregates the whole gradient of a variable, sparse or not.
+        sparse: it needs a variable of which rows are looked up.
+        factors: it needs a variable whose gradient is a matrix product.
+        sharded: a worker updates its shard of a variable only.
+        whole: of a sharded variable's values, every worker keeps all; its slots are shards.
+        partitions: that it supports.
+        axes: it partitions along any axis, not only along rows.
+        by_host: it may work inside each host first.
+        pieces: it may send a gradient in pieces.
+        reduces: it sums gradients by an AllReduce, whose reduction and order may be said.
+        encodes: it sums encoded gradients.
+        merges: its gradients travel in buckets together.
+        check: what else can be wrong.
+    """
+
+    name: str
+    sent: Formula
+    rewrite: Callable[[Any], None] | None = None
+    across: Formula | None = None
+    part: Part = _fair
+    messages: int = 1
+    dense: bool = False
+    sparse: bool = False
+    factors: bool = False
+    sharded: bool = False
+    whole: bool = False
+    partitions: tuple[PartitionName, ...] = ("whole",)
+    axes: bool = False
+    by_host: bool = False
+    pieces: bool = False
+    reduces: bool = False
+    encodes: bool = False
+    merges: bool = False
+    check: Check = _nothing
+
+
+def _none_sent(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+    return 0.0
+
+
+def _is_not_trained(choice: VariableStrategy, variable: Variable, workers: int) -> list[Any]:
+    if not variable.trainable:
+        return []
+    remedy = "choose how its gradient is synchronised"
+    return [("synchronizer", "it receives a gradient but is not synchronised", remedy)]
+
+
+NONE = Synchronizer("none", _none_sent, check=_is_not_trained)
+"""Of a variable that receives no gradient."""
+
+_HOME = "parallax.rewrite.synchronizers"
+_MODULES = ("rows", "bags", "dense")
+"""Files of ``rewrite/synchronizers``; their rewriting passes run in this order."""
+
+_known: dict[str, Synchronizer] = {}
+
+
+def synchronizers() -> Mapping[str, Synchronizer]:
+    """All synchronisers by name, in the order in which their passes run."""
+    if not _known:
+        found = [importlib.import_module(f"{_HOME}.{name}").SYNCHRONIZERS for name in _MODULES]
+        _known.update({one.name: one for one in (NONE, *itertools.chain(*found))})
+    return _known
+
+
+def register(synchronizer: Synchronizer) -> None:
+    """Make a synchroniser known to strategies.
+
+    Raises:
+        StrategyError: another one has its name.
+    """
+    synchronizers()
+    if _known.setdefault(synchronizer.name, synchronizer) is not synchronizer:
+        raise StrategyError(
+            f"There is a synchroniser {synchronizer.name!r} already.", hint="give it another name."
+        )
+
+
+def synchronizer(name: str) -> Synchronizer:
+    """The synchroniser of a name.
+
+    Raises:
+        StrategyError: there is none.
+    """
+    found = synchronizers().get(name)
+    if found is None:
+        raise StrategyError(
+            f"There is no synchroniser {name!r}.", hint=f"use one of {', '.join(synchronizers())}."
+        )
+    return found
+
+
+def facts(choice: VariableStrategy) -> Synchronizer:
+    """Of the synchroniser that was chosen."""
+    return synchronizer(choice.synchronizer)
+
+
+def names_where(condition: Callable[[Synchronizer], bool]) -> Sequence[str]:
+    """Names of the synchronisers of which a condition holds."""
+    return [name for name, one in synchronizers().items() if condition(one)]
