@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pool import Pool
 
-from parallax.config import RUN_OPTIONS, Config
+from parallax.config import Config
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
+from parallax.strategy.builders import BUILDERS
 from parallax.strategy.cost import bytes_per_step
 from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
 from parallax.strategy.hierarchy import with_hierarchy
@@ -47,7 +48,7 @@ def variables(draw: st.DrawFn) -> list[Variable]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(variables(), st.integers(1, 9), st.sampled_from(RUN_OPTIONS), st.booleans())
+@given(variables(), st.integers(1, 9), st.sampled_from(list(BUILDERS)), st.booleans())
 def test_builders_make_strategies_that_fit(
     found: list[Variable], workers: int, option: str, average: bool
 ) -> None:

@@ -6,10 +6,17 @@ import difflib
 from importlib.metadata import EntryPoint, entry_points
 
 from parallax.errors import ConfigError
-from parallax.strategy.builders.all_reduce import Replicated
+from parallax.strategy.builders.all_reduce import AllReduce, Replicated
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
+from parallax.strategy.builders.horovod import Horovod
 from parallax.strategy.builders.hybrid import Hybrid
-from parallax.strategy.builders.parameter_server import ParameterServer
+from parallax.strategy.builders.paper import ParallaxPaper
+from parallax.strategy.builders.parameter_server import (
+    BalancedPS,
+    BytePS,
+    ParameterServer,
+    PartitionedPS,
+)
 
 __all__ = [
     "BUILDERS",
@@ -27,7 +34,11 @@ ENTRY_POINTS = "parallax.builders"
 """The group of entry points by which other packages offer builders."""
 
 BUILDERS: dict[str, type[StrategyBuilder]] = {
-    builder.name: builder for builder in (Hybrid, ParameterServer, Replicated)
+    builder.name: builder
+    for builder in (
+        *(Hybrid, ParameterServer, Replicated),
+        *(AllReduce, Horovod, BytePS, BalancedPS, PartitionedPS, ParallaxPaper),
+    )
 }
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
 
 from parallax.graph.variables import Variable
-from parallax.strategy.builders.base import ClusterFacts
+from parallax.strategy.builders.base import ClusterFacts, GraphFacts
 from parallax.strategy.data import VariableStrategy
 
 # A variable below this size is owned whole: splitting it would cost more messages than it saves.
@@ -84,18 +86,66 @@ def replicated(variable: Variable, cluster: ClusterFacts) -> VariableStrategy:
 
 
 class OwnerQueue:
-    """Gives whole variables to the worker that owns the fewest bytes so far."""
+    """Gives variables to the workers that own the fewest bytes so far."""
 
     def __init__(self, workers: int) -> None:
-        self._owned = [(0, worker) for worker in range(workers)]  # a heap: in order to begin with
+        # A heap: in order to begin with.
+        self._owned = [(0.0, worker) for worker in range(workers)]
 
-    def next(self, size: int) -> int:
+    def next(self, size: float) -> int:
         """The owner of something of ``size`` bytes."""
         owned, owner = self._owned[0]
         heapq.heapreplace(self._owned, (owned + size, owner))
         return owner
 
+    def several(self, size: float, count: int) -> tuple[int, ...]:
+        """The owners of even parts of something of ``size`` bytes, by their numbers."""
+        least = [heapq.heappop(self._owned) for _ in range(count)]
+        for owned, owner in least:
+            heapq.heappush(self._owned, (owned + size / count, owner))
+        return tuple(sorted(owner for _, owner in least))
+
     @staticmethod
     def largest_first(variables: Iterable[Variable]) -> list[Variable]:
         """Variables in the order in which they are given out."""
         return sorted(variables, key=lambda v: (-v.bytes, v.name))
+
+
+def merged(
+    graph: GraphFacts,
+    chosen: Mapping[str, VariableStrategy],
+    size: Callable[[Variable], float],
+    limit: float,
+) -> dict[str, VariableStrategy]:
+    """Gradients of one kind put together, up to a limit, in the order in which backward makes them.
+
+    Args:
+        graph: the variables; backward is taken to go from the last to the first.
+        chosen: how each is synchronised.
+        size: what a gradient takes up of the limit.
+        limit: of one message; a gradient that is larger travels alone.
+
+    Returns:
+        The choices with their groups, numbered from 1.
+    """
+    grouped = dict(chosen)
+    open_groups: dict[object, tuple[int, float]] = {}
+    number = 0
+    for name, variable in reversed(list(graph.trainable.items())):
+        choice = chosen[name]
+        key = (choice.synchronizer, choice.average, variable.dtype)
+        group, filled = open_groups.get(key, (0, limit))
+        if filled + size(variable) > limit:
+            number += 1
+            group, filled = number, 0.0
+        open_groups[key] = (group, filled + size(variable))
+        grouped[name] = msgspec.structs.replace(choice, group=group)
+    return grouped
+
+
+def replicas(graph: GraphFacts, cluster: ClusterFacts) -> dict[str, VariableStrategy]:
+    """Every variable whole on every worker: AllReduce, and AllGather of sparse gradients' rows."""
+    return {
+        name: allgather(variable, cluster) if variable.sparse else allreduce(variable, cluster)
+        for name, variable in graph.trainable.items()
+    }

@@ -1,0 +1,99 @@
+"""Builders: what each decides, and that all give the numbers of one device."""
+
+from __future__ import annotations
+
+import builders
+import equality
+import pytest
+import torch
+from errors_help import raised
+from pool import Pool
+from strategies import built
+
+from parallax.errors import ConfigError
+from parallax.graph.variables import Variable
+from parallax.strategy.builders import BUILDERS, ClusterFacts, GraphFacts
+from parallax.strategy.builders.all_reduce import AllReduce
+from parallax.strategy.builders.horovod import Horovod
+from parallax.strategy.builders.parameter_server import BytePS
+from parallax.strategy.data import Strategy
+
+# SGD with momentum, and Adam behind a clipped norm, of a model with and without a table.
+CASES = [("sparse", "momentum", "none"), ("several", "adam", "clip_norm")]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_builder_equals_one_device(pool: Pool, size: int) -> None:
+    wanted = [(name, CASES[(i + size) % 2]) for i, name in enumerate(BUILDERS)]
+    for found in pool.run(size, builders.compare, wanted):
+        assert [(one["builder"], one["case"]) for one in found] == wanted
+        assert [one for one in found if not one["difference"] < 1e-10] == []
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_builder_with_every_optimizer(pool: Pool, name: str, size: int) -> None:
+    cases = equality.all_cases()
+    # Each optimizer of each model once; what is between takes turns.
+    cases = [case for i, case in enumerate(cases) if i % 4 == (i // 4) % 4]
+    for found in pool.run(size, builders.compare, [(name, case) for case in cases]):
+        assert len(found) == len(cases)
+        assert [one for one in found if not one["difference"] < 1e-10] == []
+
+
+def dense(name: str, *shape: int) -> Variable:
+    return Variable(name, shape, torch.float32, True)
+
+
+TABLE = Variable("table", (100, 4), torch.float32, True, lookups=("embedding",), sparse=True)
+
+
+def groups(strategy: Strategy) -> list[int]:
+    return [choice.group for choice in strategy.variables.values()]
+
+
+def owners(strategy: Strategy) -> list[tuple[int, ...]]:
+    return [choice.owners for choice in strategy.variables.values()]
+
+
+def test_all_reduce_counts_gradients_from_the_last() -> None:
+    variables = [dense(str(index), 4) for index in range(5)]
+    facts, cluster = GraphFacts.of([TABLE, *variables]), ClusterFacts(2)
+    assert groups(AllReduce(2).build(facts, cluster)) == [4, 3, 2, 2, 1, 1]
+    assert groups(AllReduce(1).build(facts, cluster)) == [6, 5, 4, 3, 2, 1]
+    assert groups(AllReduce().build(facts, cluster)) == [2, 1, 1, 1, 1, 1]
+    raised(lambda: AllReduce(0), ConfigError, "chunk must be at least 1, found 0")
+
+
+def test_horovod_fills_its_buffer() -> None:
+    variables = [dense("a", 10), dense("b", 30), dense("c", 100), dense("d", 5), dense("e", 6)]
+    facts, cluster = GraphFacts.of(variables), ClusterFacts(2)
+    assert groups(Horovod(160).build(facts, cluster)) == [3, 3, 2, 1, 1]
+    assert groups(Horovod(0).build(facts, cluster)) == [5, 4, 3, 2, 1]
+    raised(lambda: Horovod(-1), ConfigError, "fusion_bytes must not be negative, found -1")
+
+
+def test_balanced_servers_fill_up() -> None:
+    variables = [dense("a", 10), dense("b", 7), dense("c", 6), dense("d", 5), dense("e", 4)]
+    assert owners(built("BalancedPS", variables, 2)) == [(0,), (1,), (1,), (0,), (1,)]
+
+
+def test_partitioned_servers_take_the_smallest_divisor() -> None:
+    variables = [dense("a", 9, 2), dense("b", 8, 2), dense("c", 7, 2), dense("d", 1)]
+    # Largest first: 9 = 3·3 in three; 8 in two; 7 has no divisor up to 4.
+    assert owners(built("PartitionedPS", variables, 4)) == [(0, 1, 2), (0, 3), (1,), (2,)]
+
+
+def test_parts_of_a_fixed_size() -> None:
+    variables = [dense("a", 1000), dense("b", 500), dense("c", 100), dense("d", 2, 10_000)]
+    strategy = BytePS(1000).build(GraphFacts.of(variables), ClusterFacts(3))
+    # 80 parts but two rows; 4 and 2 parts; one.
+    assert owners(strategy) == [(0, 1, 2), (0, 2), (2,), (0, 1)]
+    assert strategy.variables["a"].why == "dense, in 4 parts of 0.001 MB"
+
+
+def test_the_rule_of_the_paper() -> None:
+    chosen = built("Parallax", [TABLE, dense("w", 3, 4)], 2).variables
+    assert [choice.synchronizer for choice in chosen.values()] == ["rows", "allreduce"]
