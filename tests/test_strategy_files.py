@@ -127,7 +127,7 @@ def test_all_workers_hear_why_there_is_no_strategy(pool: Pool, tmp_path: Path) -
     strategies.built("HYBRID", VARIABLES, 3).save(saved)
     for kind, text in pool.run(2, strategies.failed, {"strategy": str(saved)}, CASE):
         assert kind == "StrategyError"
-        assert "it is for 3 workers, there are 2; " in text
+        assert "it is for 3 workers, there are 2 (replicas: " in text
         assert "no variable 'table'" in text
 
 
