@@ -56,6 +56,7 @@ def test_what_crosses_equals_the_formula(pool: Pool, option: str, levels: str) -
     assert 0 < found[0]["across"] < found[0]["sent"]
 
 
+@pytest.mark.long
 def test_two_levels_of_the_language_model() -> None:
     """4 hosts x 2 workers.
 

@@ -9,9 +9,15 @@ from pool import Pool
 
 from parallax.config import RUN_OPTIONS
 
+SHORT = {("lm", 4)} | {(example, 2) for example in example_steps.EXAMPLES}
+WORLDS = [
+    pytest.param(example, size, marks=[] if (example, size) in SHORT else [pytest.mark.long])
+    for example in example_steps.EXAMPLES
+    for size in (1, 2, 3, 4)
+]
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("example", example_steps.EXAMPLES)
+
+@pytest.mark.parametrize(("example", "size"), WORLDS)
 def test_example_equals_one_device(pool: Pool, example: str, size: int) -> None:
     for option in RUN_OPTIONS:
         for found in pool.run(size, example_steps.compare, example, option, torch.float32):

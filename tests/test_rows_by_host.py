@@ -19,8 +19,18 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("hosts", HOSTS[:2], ids=str)
-@pytest.mark.parametrize("option", ["HYBRID", "PS", "AR"])
+@pytest.mark.parametrize(
+    ("option", "hosts"),
+    [
+        ("HYBRID", HOSTS[0]),
+        ("HYBRID", HOSTS[1]),
+        ("AR", HOSTS[1]),
+        pytest.param("PS", HOSTS[0], marks=pytest.mark.long),
+        ("PS", HOSTS[1]),
+        pytest.param("AR", HOSTS[0], marks=pytest.mark.long),
+    ],
+    ids=str,
+)
 def test_hosts_give_the_numbers_of_one_device(
     pool: Pool, option: str, hosts: tuple[int, ...]
 ) -> None:

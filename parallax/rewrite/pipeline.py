@@ -14,6 +14,7 @@ from parallax.graph.variables import Analysis
 from parallax.ops import marks
 from parallax.ops.resources import coalesce
 from parallax.rewrite.accumulate import sum_in_place
+from parallax.rewrite.alone import for_one_worker
 from parallax.rewrite.blocks import split_updates
 from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases
 from parallax.rewrite.row_ids import check_row_ids
@@ -54,10 +55,6 @@ def passes(names: Collection[str]) -> list[Pass]:
     """All passes in their order, for a strategy with synchronisers of these names."""
     found = [one.rewrite for name, one in synchronizers().items() if name in names]
     return [*BEFORE, *dict.fromkeys(one for one in found if one is not None), *AFTER]
-
-
-ALONE: tuple[Pass, ...] = (lower_marks, check_row_ids, sum_in_place)
-"""Passes for a single worker, whose step stays as it was captured."""
 
 
 def _updates(analysis: Analysis) -> set[Node]:
@@ -105,8 +102,10 @@ def rewrite(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -
         worker, workers: which worker the graph is for, of how many.
     """
     work = prepare(analysis, strategy, worker, workers)
-    names = {choice.synchronizer for choice in strategy.variables.values()}
-    for one_pass in passes(names) if workers > 1 else ALONE:
+    if workers == 1:
+        work.strategy = for_one_worker(work)
+    names = {choice.synchronizer for choice in work.strategy.variables.values()}
+    for one_pass in passes(names):
         one_pass(work)
     step = work.step
     remove_dead(step.graph)

@@ -29,6 +29,7 @@ from parallax.runtime.control import StepControl, batch_weight
 from parallax.runtime.deferral import deferred_device
 from parallax.runtime.plan import GraphView, Pace, Plan, measured
 from parallax.runtime.probe import measure_network
+from parallax.runtime.products import use_faster_products
 from parallax.runtime.program import Program
 from parallax.runtime.resources import ResourcePool
 from parallax.runtime.signature import Signature, SignatureReader, structure
@@ -210,6 +211,8 @@ class Runner:
         return description, analysis
 
     def _bind(self, rewritten: WorkerGraph, description: str) -> Program:
+        if use_faster_products(rewritten.step.graph):
+            rewritten.step.graph_module.recompile()
         resources = [
             self._resources.get(index, spec) for index, spec in enumerate(rewritten.resources)
         ]

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from parallax.runtime.comm import World
+from parallax.runtime.products import has_onednn, onednn_product
 from parallax.strategy.timeline import Speed
 
 ROUNDS = 4
@@ -30,6 +31,8 @@ def measure_speed(world: World) -> Speed:
     line, tiny = torch.ones(ELEMENTS, device=device), torch.ones(1, device=device)
     node = _seconds(lambda: tiny + tiny, device)
     product = _seconds(lambda: square @ square, device)
+    if device.type == "cpu" and has_onednn():
+        product = min(product, _seconds(lambda: onednn_product(square, square), device))
     added = _seconds(lambda: line + line, device)
     own = Speed(
         operations=2 * SIDE**3 / max(product - node, 1e-9),

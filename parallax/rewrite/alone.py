@@ -1,0 +1,38 @@
+"""One worker has nobody to synchronise with, but need not work on rows that it did not touch."""
+
+from __future__ import annotations
+
+import math
+
+from torch.fx import Node
+
+from parallax.rewrite.context import Rewriting
+from parallax.rewrite.touched_rows import can_touch_only_rows
+from parallax.strategy.data import Strategy, VariableStrategy
+
+ROWS_PER_ID = 4
+"""How many times as many rows as ids a table needs for its touched rows to be worth finding."""
+
+
+def for_one_worker(work: Rewriting) -> Strategy:
+    """What the passes do for a single worker: touched rows alone are updated, where that is the
+    same as updating all of a table and less work. Nothing else is changed."""
+    return Strategy(
+        work.strategy.fingerprint,
+        work.strategy.replicas,
+        {
+            name: VariableStrategy("allgather" if _pays(work, name) else "none", average=False)
+            for name in work.analysis.variables
+        },
+    )
+
+
+def _pays(work: Rewriting, name: str) -> bool:
+    variable = work.analysis.variables[name]
+    if not variable.sparse or not variable.trainable or variable.lazy:
+        return False
+    ids: list[Node] = [lookup.ids for lookup in work.analysis.lookups[name]]
+    count = sum(math.prod(node.meta["val"].shape) for node in dict.fromkeys(ids))
+    if not isinstance(count, int) or count * ROWS_PER_ID > variable.rows:
+        return False
+    return can_touch_only_rows(work, name, work.analysis.gradients[name])

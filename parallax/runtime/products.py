@@ -1,0 +1,188 @@
+"""Let each matrix product run in the faster of the libraries that PyTorch brings.
+
+PyTorch sends products of float32 matrices on the CPU to its BLAS. oneDNN, which it calls for
+convolutions and half types, has such products too; which of the two is faster depends on the
+processor (on some of AMD's oneDNN takes half the time of MKL) and on the shapes. Both are timed,
+once for every shape, and the product is replaced where oneDNN clearly wins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+aten: Any = torch.ops.aten
+
+CLEARLY = 0.9
+"""What part of the time the other library may take to be chosen: choices must not follow noise."""
+LEAST_RUNS = 3
+MOST_RUNS = 20
+PATIENCE = 2e-3
+"""Seconds after which a product has been timed often enough."""
+MOST_NUMBERS = 1 << 24
+"""In all matrices of a product that is timed; of a larger one a smaller likeness is."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """``[rows, inner] @ [inner, columns]`` in float32, and how its factors lie in memory."""
+
+    rows: int
+    inner: int
+    columns: int
+    left_turned: bool
+    right_turned: bool
+    bias: bool
+
+    def likeness(self) -> Product:
+        """The product itself, or one small enough to be timed: its longest sides are halved."""
+        rows, inner, columns = self.rows, self.inner, self.columns
+        while rows * inner + inner * columns + rows * columns > MOST_NUMBERS:
+            longest = max(rows, inner, columns)
+            rows, inner, columns = (
+                side // 2 if side == longest else side for side in (rows, inner, columns)
+            )
+        return dataclasses.replace(self, rows=rows, inner=inner, columns=columns)
+
+
+def has_onednn() -> bool:
+    """Whether this build of PyTorch has oneDNN's product."""
+    return bool(torch.backends.mkldnn.is_available()) and hasattr(
+        torch.ops.mkldnn, "_linear_pointwise"
+    )
+
+
+def onednn_product(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``left @ right.t()`` plus ``bias``, by oneDNN."""
+    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
+    return result
+
+
+def use_faster_products(graph: Graph, is_faster: Callable[[Product], bool] | None = None) -> int:
+    """Replace the products of a graph that oneDNN computes faster. Equal up to rounding.
+
+    Args:
+        graph: in which nodes carry example values in ``meta["val"]``.
+        is_faster: answers for a product; by timing both unless given.
+
+    Returns:
+        How many were replaced.
+    """
+    if is_faster is None:
+        if not has_onednn():
+            return 0
+        is_faster = onednn_is_faster
+    replaced = 0
+    for node in list(graph.nodes):
+        factors = _factors(node)
+        if factors is None or not is_faster(_product(*factors)):
+            continue
+        left, right, bias = factors
+        with graph.inserting_before(node):
+            turned = right.args[0] if right.target is aten.t.default else None
+            if turned is None:
+                turned = graph.call_function(aten.t.default, (right,))
+                turned.meta["val"] = right.meta["val"].t()
+            new = graph.call_function(onednn_product, (left, turned, bias))
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+        if not right.users:
+            graph.erase_node(right)
+        replaced += 1
+    return replaced
+
+
+def _factors(node: Node) -> tuple[Node, Node, Node | None] | None:
+    """Left, right and bias of a product that both libraries can compute."""
+    bias: Any = None
+    left: Any
+    right: Any
+    if node.target is aten.mm.default:
+        left, right = node.args
+    elif node.target is aten.addmm.default and not node.kwargs:
+        bias, left, right = node.args
+    else:
+        return None
+    if not all(_is_matrix(factor.meta.get("val")) for factor in (left, right)):
+        return None
+    if bias is not None:
+        added = bias.meta.get("val")
+        if added is None or added.shape != right.meta["val"].shape[1:]:
+            return None
+    return left, right, bias
+
+
+def _is_matrix(value: Any) -> bool:
+    """Whether it is one of the kind that is timed: float32, not empty, stored without gaps."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype is torch.float32
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and all(isinstance(size, int) and size > 0 for size in value.shape)
+        and _turned(value) is not None
+    )
+
+
+def _turned(value: torch.Tensor) -> bool | None:
+    """Whether a matrix lies column by column; None if it lies in neither way."""
+    if value.is_contiguous():
+        return False
+    return True if value.t().is_contiguous() else None
+
+
+def _product(left: Node, right: Node, bias: Node | None) -> Product:
+    one, other = left.meta["val"], right.meta["val"]
+    return Product(
+        one.shape[0],
+        one.shape[1],
+        other.shape[1],
+        bool(_turned(one)),
+        bool(_turned(other)),
+        bias is not None,
+    )
+
+
+@functools.cache
+def onednn_is_faster(product: Product) -> bool:
+    """Time both libraries on matrices of these shapes, with this process's threads."""
+    product = product.likeness()
+    left = _matrix(product.rows, product.inner, product.left_turned)
+    right = _matrix(product.inner, product.columns, product.right_turned)
+    bias = torch.zeros(product.columns) if product.bias else None
+
+    def blas() -> torch.Tensor:
+        return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
+
+    def onednn() -> torch.Tensor:
+        return onednn_product(left, right.t(), bias)
+
+    with torch.no_grad():
+        return _best(onednn) < CLEARLY * _best(blas)
+
+
+def _matrix(rows: int, columns: int, turned: bool) -> torch.Tensor:
+    return torch.ones(columns, rows).t() if turned else torch.ones(rows, columns)
+
+
+def _best(compute: Callable[[], object]) -> float:
+    compute()  # a library prepares a shape when it first sees it
+    best, began = float("inf"), time.perf_counter()
+    for run in range(MOST_RUNS):
+        started = time.perf_counter()
+        compute()
+        ended = time.perf_counter()
+        best = min(best, ended - started)
+        if run + 1 >= LEAST_RUNS and ended - began > PATIENCE:
+            break
+    return best

@@ -1,0 +1,115 @@
+"""Products that run in another library give the same numbers, and only where that is faster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from parallax.runtime import products
+from parallax.runtime.products import Product, has_onednn, onednn_product, use_faster_products
+
+needs_onednn = pytest.mark.skipif(not has_onednn(), reason="PyTorch was built without oneDNN")
+aten: Any = torch.ops.aten
+
+
+def _graph(function: Any, *inputs: torch.Tensor) -> torch.fx.GraphModule:
+    return make_fx(function, tracing_mode="fake")(*inputs)
+
+
+def _layer(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, g: torch.Tensor) -> list[Any]:
+    """All products of a linear layer: forward with and without bias, and both gradients."""
+    return [torch.addmm(b, x, w.t()), x @ w.t(), g @ w, g.t() @ x]
+
+
+@needs_onednn
+@pytest.mark.parametrize(("rows", "inner", "columns"), [(5, 7, 3), (1, 4, 1), (64, 33, 40)])
+def test_every_form_gives_the_same_numbers(rows: int, inner: int, columns: int) -> None:
+    torch.manual_seed(rows)
+    inputs = [torch.randn(rows, inner), torch.randn(columns, inner), torch.randn(columns)]
+    inputs.append(torch.randn(rows, columns))
+    module = _graph(_layer, *inputs)
+    assert use_faster_products(module.graph, lambda product: True) == 4
+    module.recompile()
+    called = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    assert called.count(onednn_product) == 4
+    assert not {aten.mm.default, aten.addmm.default} & set(called)
+    with torch.no_grad():
+        for found, expected in zip(module(*inputs), _layer(*inputs), strict=True):
+            assert found.is_contiguous()
+            torch.testing.assert_close(found, expected)
+
+
+def test_shapes_and_layouts_are_what_is_asked_about() -> None:
+    asked: list[Product] = []
+
+    def ask(product: Product) -> bool:
+        asked.append(product)
+        return False
+
+    x, w, b, g = torch.ones(5, 7), torch.ones(3, 7), torch.ones(3), torch.ones(5, 3)
+    module = _graph(_layer, x, w, b, g)
+    before = str(module.graph)
+    assert use_faster_products(module.graph, ask) == 0
+    assert str(module.graph) == before
+    assert asked == [
+        Product(5, 7, 3, left_turned=False, right_turned=True, bias=True),
+        Product(5, 7, 3, left_turned=False, right_turned=True, bias=False),
+        Product(5, 3, 7, left_turned=False, right_turned=False, bias=False),
+        Product(3, 5, 7, left_turned=True, right_turned=False, bias=False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "bias"),
+    [
+        (torch.ones(2, 3, dtype=torch.float64), torch.ones(3, 4, dtype=torch.float64), None),
+        (torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(3, 4, dtype=torch.bfloat16), None),
+        (torch.ones(0, 3), torch.ones(3, 4), None),
+        (torch.ones(2, 0), torch.ones(0, 4), None),
+        (torch.ones(2, 6)[:, ::2], torch.ones(3, 4), None),
+        (torch.ones(2, 3), torch.ones(3, 4), torch.ones(2, 4)),
+        (torch.ones(2, 3), torch.ones(3, 4), torch.ones(1)),
+    ],
+)
+def test_what_the_other_library_does_not_do_stays(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None
+) -> None:
+    if bias is None:
+        module = _graph(torch.mm, left, right)
+    else:
+        module = _graph(torch.addmm, bias, left, right)
+    assert use_faster_products(module.graph, lambda product: True) == 0
+
+
+@needs_onednn
+def test_nan_and_infinity_pass() -> None:
+    x, w = torch.ones(2, 3), torch.ones(4, 3)
+    x[0, 0], w[1, 1] = torch.nan, torch.inf
+    module = _graph(lambda x, w: [x @ w.t()], x, w)
+    use_faster_products(module.graph, lambda product: True)
+    module.recompile()
+    with torch.no_grad():
+        torch.testing.assert_close(module(x, w)[0], x @ w.t(), equal_nan=True)
+
+
+def test_a_large_product_is_timed_by_a_likeness() -> None:
+    small = Product(10, 20, 30, False, True, False)
+    assert small.likeness() == small
+    likeness = Product(8, 25_088, 4096, False, True, True).likeness()
+    assert likeness == Product(8, 3136, 4096, False, True, True)
+
+
+@needs_onednn
+def test_a_shape_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([1.0, 2.0])
+    monkeypatch.setattr(products, "_best", lambda compute: next(times))
+    products.onednn_is_faster.cache_clear()
+    try:
+        product = Product(2, 3, 4, False, False, False)
+        assert products.onednn_is_faster(product)  # oneDNN took half the time
+        assert products.onednn_is_faster(product)
+    finally:
+        products.onednn_is_faster.cache_clear()
