@@ -89,7 +89,7 @@ def test_captured_step() -> None:
     check("captured", text(analysis.step))
     assert analysis.variables["table.weight"].sparse
     assert not analysis.variables["out.weight"].sparse
-    assert analysis.variables["out.weight"].factors is not None
+    assert analysis.variables["out.weight"].factors
 
 
 @pinned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.fx import Node
 
 from parallax.errors import UnsupportedError
 from parallax.graph.checks import max_norm_error
+from parallax.graph.factors import products_of
 from parallax.graph.layout import Component, follow
 from parallax.graph.lookups import (
     Lookup,
@@ -36,7 +38,8 @@ class Variable:
     """A trainable parameter with its slots and shadows.
 
     ``lookups`` name the row-reading operations; it is sparse when all reads are lookups.
-    ``factors`` are the (output gradient, input) pair when the gradient is one matrix product.
+    ``factors`` are the (output gradient, input) pairs when the gradient is a sum of products of
+    them, and ``factor_rows`` the rows of all these pairs (samples of one worker's batch).
     ``sparsity`` is the measured share of rows touched in a step, None until it is measured.
     """
 
@@ -45,7 +48,8 @@ class Variable:
     dtype: torch.dtype
     trainable: bool
     lookups: tuple[str, ...] = ()
-    factors: tuple[str, str] | None = None
+    factors: tuple[tuple[str, str], ...] = ()
+    factor_rows: int = 0
     gradient: str | None = None
     slots: tuple[str, ...] = ()
     shadows: tuple[str, ...] = ()
@@ -154,13 +158,16 @@ def analyze(
         name = leaf.name
         component, found = components[name], lookups[name]
         own = tuple(s for s, owner in slots.items() if owner == name)
+        found_products = [products_of(mark) for mark in gradients.get(name, [])]
+        products = list(chain(*found_products)) if all(found_products) else []
         variable = Variable(
             name=name,
             shape=tuple(leaf.value.shape),
             dtype=leaf.value.dtype,
             trainable=name in gradients,
             lookups=tuple(lookup.node.name for lookup in found),
-            factors=_factors(gradients.get(name, [])),
+            factors=tuple((u.name, v.name) for (u, _), (v, _) in (p.factors for p in products)),
+            factor_rows=sum(product.rows for product in products),
             gradient=gradients[name][-1].name if name in gradients else None,
             slots=own,
             shadows=tuple(
@@ -259,16 +266,3 @@ def _check_supported(name: str, lookups: list[Lookup], component: Component) -> 
                 "counts ids over the whole batch and differs on every worker.",
                 hint="use scale_grad_by_freq=False.",
             )
-
-
-def _factors(gradients: list[Node]) -> tuple[str, str] | None:
-    if len(gradients) != 1:
-        return None
-    node = gradients[0].args[0]
-    while isinstance(node, Node) and node.target is aten.t.default:
-        node = node.args[0]
-    if isinstance(node, Node) and node.target is aten.mm.default:
-        left, right = node.args[0], node.args[1]
-        if isinstance(left, Node) and isinstance(right, Node):
-            return left.name, right.name
-    return None

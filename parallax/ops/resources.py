@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -166,17 +166,22 @@ class OwnSpec:
     """What a synchroniser of its own asks of the runtime; subclasses add what they need to know.
 
     Args:
-        names: the variables whose messages are sent.
-        kind: of these messages, as the cost model has it.
-        carries_words: the control words of the step travel with them.
+        names: the variables that it is for.
     """
 
     names: tuple[str, ...]
-    kind: str
-    carries_words: bool
+
+    carries_words: ClassVar[bool] = False
+    """The control words of the step travel with its messages."""
+
+    def message(self, number: int) -> tuple[str, tuple[str, ...]]:
+        """Of a message that :func:`start` starts by its number: its kind, as the cost model has
+        it (``MessageKind``), and the variables that are in it."""
+        return "owned", self.names
 
     def make(self, world: Any, control: Any) -> Any:
-        """The runtime object: with ``start(*args)`` and ``finish(*args)``, which the graph calls.
+        """The runtime object: with ``start(number, *args)`` and ``finish(number, *args)``, which
+        the graph calls.
 
         Args:
             world: this worker and the others (:class:`parallax.runtime.comm.World`).
@@ -195,15 +200,15 @@ def effect(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @effect
-def start(resource: Any, *args: Any) -> Any:
+def start(resource: Any, number: int, *args: Any) -> Any:
     """Start a message of the runtime object of an :class:`OwnSpec`."""
-    return resource.start(*args)
+    return resource.start(number, *args)
 
 
 @effect
-def finish(resource: Any, *args: Any) -> Any:
-    """Wait for messages of it; what they brought."""
-    return resource.finish(*args)
+def finish(resource: Any, number: int, *args: Any) -> Any:
+    """Wait for a message of it; what it brought."""
+    return resource.finish(number, *args)
 
 
 @effect

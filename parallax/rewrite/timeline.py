@@ -41,6 +41,8 @@ class _Reading:
     arrived: set[int] = field(default_factory=set)
     numbers: dict[Node, list[int]] = field(default_factory=dict)
     """By the node that started them, messages."""
+    own: dict[tuple[Node, Any], int] = field(default_factory=dict)
+    """By resource of a synchroniser of its own and message, the message that is under way."""
     put: dict[tuple[Node, int], list[str]] = field(default_factory=dict)
     """By bucket, the variables whose gradients are in it."""
     full: dict[Node, Counter[int]] = field(default_factory=dict)
@@ -213,14 +215,17 @@ def _combine(reading: _Reading, node: Node, spec: Any) -> None:
 
 
 def _start(reading: _Reading, node: Node, spec: Any) -> None:
-    reading.numbers[node] = [reading.start(spec.kind, spec.names)]
+    resource: Any = node.args[0]
+    reading.own[resource, node.args[1]] = reading.start(*spec.message(node.args[1]))
 
 
 def _finish(reading: _Reading, node: Node, spec: Any) -> None:
-    """What it is given of what was started is awaited, unless it was before."""
-    for source in node.all_input_nodes:
-        numbers = reading.numbers.pop(source, [])
-        reading.items += [Awaited(number) for number in numbers]
+    resource: Any = node.args[0]
+    number = reading.own.pop((resource, node.args[1]), None)
+    if number is None:
+        reading.exchange(*spec.message(node.args[1]))
+    else:
+        reading.items.append(Awaited(number))
 
 
 _READERS: dict[Any, Callable[[_Reading, Node, Any], None]] = {

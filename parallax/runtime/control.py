@@ -65,12 +65,20 @@ class StepControl:
             RowIdError: a worker looks up a row that does not exist.
             BatchError: every worker's batch is empty.
         """
-        for worker, received in enumerate(words):
-            if received[0] != self.digest:
-                raise self._differs(worker)
+        self.check_same_step(words)
         if any(received[2] for received in words):
             raise self._failed()
         self._set_total(sum(received[1] for received in words))
+
+    def check_same_step(self, words: list[list[int]]) -> None:
+        """Whether what all workers sent can be read as this step's.
+
+        Raises:
+            DisagreementError: a worker is about to run another step or another plan.
+        """
+        for worker, received in enumerate(words):
+            if received[0] != self.digest:
+                raise self._differs(worker)
 
     def exchange_counts(self, counts: list[list[int]], bad: str, purpose: str) -> list[list[int]]:
         """Tell each worker its counts, with the words; what all workers tell this one.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from parallax.ops.factors import FactorsSpec
 from parallax.ops.resources import (
     BagsSpec,
     BucketsSpec,
@@ -18,6 +19,7 @@ from parallax.runtime.bags import BagExchange
 from parallax.runtime.comm import World
 from parallax.runtime.control import StepControl
 from parallax.runtime.dense import Buckets, Combiner, ValuePull
+from parallax.runtime.factors import FactorExchange
 from parallax.runtime.row_ids import RowIdCheck
 from parallax.runtime.rows import RowExchange
 from parallax.runtime.rows_by_host import HostRowExchange
@@ -39,6 +41,8 @@ class ResourcePool:
         return self._made[key]
 
     def _make(self, spec: ResourceSpec) -> Any:
+        if isinstance(spec, FactorsSpec):
+            return FactorExchange(spec, self._world, self._control)
         if isinstance(spec, OwnSpec):
             return spec.make(self._world, self._control)
         if isinstance(spec, RowsSpec):

@@ -335,6 +335,12 @@ class Runner:
                     hint="let the first batch use every variable that is trained.",
                 )
             facts = synchronizer(choice)
+            if variable.trainable and facts.factors and not variable.factors:
+                raise UnsupportedError(
+                    f"The gradient of {name!r} was sent as factors, but from this step on it is no "
+                    "matrix product.",
+                    hint="choose another synchroniser for it, such as allreduce.",
+                )
             if variable.trainable and (
                 (facts.sharded and variable.shard_obstacle)
                 or (facts.sparse and not variable.sparse)

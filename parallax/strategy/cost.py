@@ -11,9 +11,12 @@ allgather        (N-1) αb  +  8 (N-1) αV             row gradients to all; ids
 bags, one owner  2 (N-1)/N Br  +  4 (N-1)/N (n + B)  bags and their gradients; ids, bag sizes
 bags, dealt out  2 (N-1) Br  +  4 (N-1) (n/N + B)    parts of each bag from every owner
 bags, either     2 (N-1)/N αb  +  4 (N-1)/N αV       distinct rows, where they are fewer
+factors          (N-1) K(M+M')                       both factors to all (thesis, table 3.4)
+factor_push      (N-1)/N (K(M+M') + b)               both to the owner, new values back (Adam)
 ===============  ==============================================================================
 
-with n ids in B bags a worker and step, and r bytes in a row. The paper counts a server's own part
+with n ids in B bags a worker and step, r bytes in a row, and for a matrix [M, M'] K samples a
+worker, in values of the matrix's dtype. The paper counts a server's own part
 as transferred as well (2b, 2αb); here it stays local.
 
 On H hosts of k workers each, numbered host by host, each worker sends of it to other hosts:
@@ -73,6 +76,11 @@ def summed_bytes(variable: Variable) -> int:
 def row_bytes(variable: Variable) -> float:
     """Of one row."""
     return variable.bytes / max(variable.rows, 1)
+
+
+def factor_bytes(variable: Variable) -> float:
+    """Of the factors of one worker's gradient: K rows of M and of N values."""
+    return variable.factor_rows * sum(variable.shape) * variable.dtype.itemsize
 
 
 def touched_rows(variable: Variable) -> float:

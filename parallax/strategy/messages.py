@@ -18,6 +18,7 @@ from torch.fx import Node
 from parallax.graph.aliases import base_of, writes_to
 from parallax.graph.compute import WORTH_A_MESSAGE, operations, split_by_compute
 from parallax.graph.variables import Analysis, Variable
+from parallax.strategy.cost import factor_bytes
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.registry import facts, names_where
 
@@ -99,7 +100,7 @@ def _dense(
     groups = split_by_compute([known[m] for m in marks], order, counts, WORTH_A_MESSAGE)
     first_of_group = {group[0] for group in groups}
     result: dict[str, tuple[int, int]] = {}
-    sizes: dict[object, tuple[int, int]] = {}
+    sizes: dict[object, tuple[int, float]] = {}
     number = -1
     for mark in marks:
         name = str(mark.args[1])
@@ -113,10 +114,11 @@ def _dense(
             sizes = {key: open_ for key, open_ in sizes.items() if open_[1] < WORTH_A_BUCKET}
         key = _kind(strategy, analysis, name)
         group, size = sizes.get(key, (-1, BUCKET_BYTES))
-        if size and size + variable.bytes > BUCKET_BYTES:
+        own = factor_bytes(variable) if facts(choice).factors else variable.bytes
+        if size and size + own > BUCKET_BYTES:
             number += 1
             group, size = number, 0
-        sizes[key] = (group, size + variable.bytes)
+        sizes[key] = (group, size + own)
         result[name] = (group, 1)
     return result
 

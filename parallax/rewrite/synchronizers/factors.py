@@ -1,0 +1,177 @@
+"""Gradients that are matrix products, sent as their factors.
+
+``factors`` (sufficient-factor broadcasting; Poseidon, thesis section 3.3): every worker sends both
+factors to all, and each multiplies the stacked ones. ``factor_push`` (Project Adam): they go to
+the variable's owner alone, which multiplies, updates, and sends the new values back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.aliases import base_of, writes_to
+from parallax.graph.compute import computes_much
+from parallax.graph.factors import Product, products_of
+from parallax.graph.variables import Variable
+from parallax.ops.factors import COUNTS, WORDS, FactorEntry, FactorsSpec
+from parallax.ops.resources import finish, start
+from parallax.rewrite.context import Phase, Rewriting
+from parallax.strategy.cost import factor_bytes
+from parallax.strategy.data import VariableStrategy
+from parallax.strategy.registry import MessageKind, Synchronizer, facts
+
+aten: Any = torch.ops.aten
+
+
+def synchronize_factors(work: Rewriting) -> None:
+    """Send factors instead of multiplying them; multiply what came where it is first used."""
+    for phase in work.phases:
+        for synchronizer in SYNCHRONIZERS:
+            names = set(work.names_with(synchronizer.name))
+            marks = [mark for mark in phase.marks if mark.args[1] in names]
+            if marks:
+                _phase(work, phase, marks)
+
+
+def _phase(work: Rewriting, phase: Phase, marks: list[Node]) -> None:
+    order = work.order()
+    products = {mark: products_of(mark) for mark in marks}
+    known = {mark: max((p.node for p in products[mark]), key=order.__getitem__) for mark in marks}
+    marks = sorted(marks, key=lambda mark: order[known[mark]])
+    messages: dict[object, list[Node]] = {}
+    for mark in marks:
+        variable = work.analysis.variables[str(mark.args[1])]
+        key = (variable.dtype, work.strategy.variables[variable.name].group)
+        messages.setdefault(key, []).append(mark)
+    ordered = [mark for group in messages.values() for mark in group]
+    numbers = {mark: n for n, group in enumerate(messages.values()) for mark in group}
+    alone = not any(_in_buckets(work, mark) for mark in phase.marks)
+    entries = tuple(_entry(work, mark, numbers[mark]) for mark in ordered)
+    resource = work.resource(FactorsSpec(tuple(e.name for e in entries), entries, alone), "factors")
+    first = min((p.node for group in products.values() for p in group), key=order.__getitem__)
+    heavy = next((node for node in order if computes_much(node)), first)
+    with work.graph.inserting_before(min(first, heavy, key=order.__getitem__)):
+        rows = [sum(product.rows for product in products[mark]) for mark in ordered]
+        work.call(start, resource, COUNTS, rows)
+    if alone:
+        with work.graph.inserting_before(phase.first_use):
+            work.call(finish, resource, WORDS)
+    for number, group in enumerate(messages.values()):
+        _send(work, resource, number, group, products, known[group[-1]])
+        _receive(work, resource, number, group, order, phase)
+
+
+def _in_buckets(work: Rewriting, mark: Node) -> bool:
+    """Whether the control words travel with a gradient."""
+    one = facts(work.strategy.variables[str(mark.args[1])])
+    return one.merges and not one.factors
+
+
+def _entry(work: Rewriting, mark: Node, message: int) -> FactorEntry:
+    variable = work.analysis.variables[str(mark.args[1])]
+    choice = work.strategy.variables[variable.name]
+    rows, columns = variable.shape
+    owner = choice.owners[0] if choice.owners else None
+    return FactorEntry(variable.name, rows, columns, variable.dtype, choice.average, message, owner)
+
+
+def _send(
+    work: Rewriting,
+    resource: Node,
+    number: int,
+    marks: list[Node],
+    products: dict[Node, list[Product]],
+    last: Node,
+) -> None:
+    """Start a message where the last of its factors is known."""
+    pairs = []
+    for mark in marks:
+        factors = [[_factor(work, product, i) for product in products[mark]] for i in (0, 1)]
+        with work.graph.inserting_before(last):
+            pairs.append([f[0] if len(f) == 1 else _stack(work, f) for f in factors])
+    with work.graph.inserting_before(last):
+        work.call(start, resource, number, pairs)
+
+
+def _factor(work: Rewriting, product: Product, index: int) -> Node:
+    """One factor [K, M] of a product, before the product: a copy if its memory is changed."""
+    source, transposed = product.factors[index]
+    value = source.meta["val"]
+    with work.graph.inserting_before(product.node):
+        if any(True for _ in writes_to(base_of(source))):
+            source = work.call(aten.clone.default, source)
+            source.meta["val"] = value
+        if transposed:
+            source = work.call(aten.t.default, source)
+            source.meta["val"] = value.t()
+    return source
+
+
+def _stack(work: Rewriting, factors: list[Node]) -> Node:
+    stacked = work.call(aten.cat.default, factors)
+    stacked.meta["val"] = torch.cat([factor.meta["val"] for factor in factors])
+    return stacked
+
+
+def _receive(
+    work: Rewriting,
+    resource: Node,
+    number: int,
+    marks: list[Node],
+    order: dict[Node, int],
+    phase: Phase,
+) -> None:
+    users = [user for mark in marks for user in mark.users]
+    first_use = min(users, key=order.__getitem__, default=phase.first_use)
+    with work.graph.inserting_before(first_use):
+        gradients = work.call(finish, resource, number)
+        for index, mark in enumerate(marks):
+            value = work.item(gradients, index)
+            value.meta.update(mark.meta)
+            mark.replace_all_uses_with(value)
+    for mark in marks:
+        work.graph.erase_node(mark)
+
+
+def _to_all(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+    """Both factors, to each other worker."""
+    return (workers - 1) * factor_bytes(variable)
+
+
+def _to_owner(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+    """Both factors to the owner, and the whole matrix back, which the owner sends alone."""
+    return (workers - 1) / workers * (factor_bytes(variable) + variable.bytes)
+
+
+def _part_of_push(
+    kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int
+) -> float:
+    own = factor_bytes(variable) if kind == "factors" else variable.bytes
+    return own / (factor_bytes(variable) + variable.bytes)
+
+
+SYNCHRONIZERS = (
+    Synchronizer(
+        "factors",
+        _to_all,
+        synchronize_factors,
+        dense=True,
+        factors=True,
+        merges=True,
+    ),
+    Synchronizer(
+        "factor_push",
+        _to_owner,
+        synchronize_factors,
+        part=_part_of_push,
+        messages=2,
+        dense=True,
+        factors=True,
+        sharded=True,
+        whole=True,
+        merges=True,
+    ),
+)

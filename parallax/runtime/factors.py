@@ -1,0 +1,186 @@
+"""Factors of gradients: sent as soon as both are known, multiplied when those of all came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from parallax.ops.factors import COUNTS, WORDS, FactorEntry, FactorsSpec
+from parallax.runtime.comm import Pending, World
+from parallax.runtime.control import INTEGERS, StepControl
+
+Pair = Sequence[torch.Tensor]
+"""U [K, rows] and V [K, columns] of one worker."""
+
+
+class FactorExchange:
+    """The runtime of one :class:`FactorsSpec`.
+
+    Bytes sent per worker and step for K samples and a gradient [M, M'] on N workers:
+    (N-1) K (M+M') values to all; K (M+M') to an owner, by all others.
+
+    How many rows the factors of each worker have is told before the first of them is sent, in one
+    message with the control words, which travels while the model computes. So are the weights of
+    the batches: factors travel as they are, and are weighted by who multiplies them.
+    """
+
+    def __init__(self, spec: FactorsSpec, world: World, control: StepControl) -> None:
+        self.world = world
+        self.control = control
+        count = 1 + max(entry.message for entry in spec.entries)
+        self._messages: list[list[tuple[int, FactorEntry]]] = [[] for _ in range(count)]
+        for index, entry in enumerate(spec.entries):
+            self._messages[entry.message].append((index, entry))
+        self._telling: Pending | None = None
+        self._told = torch.empty(0)
+        self._words: list[list[int]] = []
+        """What each worker told: control words, then its rows of every entry."""
+        self._sent: dict[int, tuple[Pending, torch.Tensor, list[Pair]]] = {}
+        """By message: how far it is, what it brings, and this worker's own factors."""
+        self._results: dict[int, torch.Tensor] = {}
+        self._checked = True
+
+    # -- Starting -----------------------------------------------------------------------------
+
+    def start(self, number: int, values: Any) -> None:
+        """Send one message, see :func:`parallax.ops.resources.start`.
+
+        Args:
+            number: the message.
+            values: U and V of each of its gradients; of ``COUNTS``, their rows.
+        """
+        if number == COUNTS:
+            self._tell(values)
+        else:
+            self._send(number, values)
+
+    def _tell(self, rows: Sequence[int]) -> None:
+        self._forget()
+        size = self.world.size
+        own = [0] * len(rows) if self.control.is_empty else list(rows)
+        message = torch.tensor([*self.control.integers(""), *own], device=self.world.device)
+        self._told = message.new_empty(size * len(message))
+        even = [len(message)] * size
+        self._telling = self.world.all_to_all(
+            self._told, message.repeat(size), even, even, "factors: rows", "dense"
+        )
+
+    def _forget(self) -> None:
+        """Let messages end that a step left under way when it failed."""
+        if self._telling is not None:
+            self._telling.wait()
+        for pending, _, _ in self._sent.values():
+            pending.wait()
+        self._sent.clear()
+        self._words, self._checked = [], False
+
+    def _rows(self, worker: int, index: int) -> int:
+        """K of one entry, on one worker."""
+        return self._words[worker][INTEGERS + index]
+
+    def _send(self, number: int, pairs: list[Pair]) -> None:
+        if self._telling is not None:
+            self._telling.wait()
+            self._telling = None
+            self._words = self._told.view(self.world.size, -1).tolist()
+            self.control.check_same_step(self._words)
+        world, message = self.world, self._messages[number]
+        if self.control.is_empty:
+            pairs = [[factor[:0] for factor in pair] for pair in pairs]
+        flat = [[factor.reshape(-1) for factor in pair] for pair in pairs]
+        sent: list[torch.Tensor] = []
+        sent_counts, received_counts = [], []
+        for worker in range(world.size):
+            parts: list[torch.Tensor] = []
+            if worker != world.rank:
+                for (_, entry), factors in zip(message, flat, strict=True):
+                    if entry.owner in (None, worker):
+                        parts += factors
+            sent += parts
+            sent_counts.append(sum(len(part) for part in parts))
+            received_counts.append(
+                sum(
+                    self._rows(worker, index) * (entry.rows + entry.columns)
+                    for index, entry in self._mine(number)
+                )
+                if worker != world.rank
+                else 0
+            )
+        dtype = message[0][1].dtype
+        received = torch.empty(sum(received_counts), dtype=dtype, device=world.device)
+        buffer = torch.cat(sent) if sent else torch.empty(0, dtype=dtype, device=world.device)
+        pending = world.all_to_all(
+            received, buffer, received_counts, sent_counts, "factors", "dense"
+        )
+        self._sent[number] = (pending, received, pairs)
+
+    def _mine(self, number: int) -> list[tuple[int, FactorEntry]]:
+        """The entries of a message that this worker receives."""
+        mine = (None, self.world.rank)
+        return [(index, e) for index, e in self._messages[number] if e.owner in mine]
+
+    # -- Finishing ----------------------------------------------------------------------------
+
+    def finish(self, number: int) -> list[torch.Tensor]:
+        """The aggregated gradients of a message, see :func:`parallax.ops.resources.finish`.
+
+        For ``WORDS``, none: only what is wrong with the step is told once more.
+
+        Raises:
+            DisagreementError, RowIdError, BatchError: as :meth:`StepControl.check_integers`.
+        """
+        if number == WORDS:
+            self.control.exchange_counts([[]] * self.world.size, "", "factors: rows")
+            return []
+        pending, received, own = self._sent.pop(number)
+        pending.wait()
+        if not self._checked:
+            self._checked = True
+            self.control.check_integers([words[:INTEGERS] for words in self._words])
+        factors = self._factors(number, received, own)
+        return [
+            self._product(index, entry, factors[index])
+            if index in factors
+            else torch.empty(0, entry.columns, dtype=entry.dtype, device=self.world.device)
+            for index, entry in self._messages[number]
+        ]
+
+    def _factors(
+        self, number: int, received: torch.Tensor, own: list[Pair]
+    ) -> dict[int, list[Pair]]:
+        """By entry, the factors of every worker."""
+        places = {index: place for place, (index, _) in enumerate(self._messages[number])}
+        mine = self._mine(number)
+        result: dict[int, list[Pair]] = {index: [] for index, _ in mine}
+        offset = 0
+        for worker in range(self.world.size):
+            for index, entry in mine:
+                if worker == self.world.rank:
+                    result[index].append(own[places[index]])
+                    continue
+                pair = []
+                for width in (entry.rows, entry.columns):
+                    count = self._rows(worker, index) * width
+                    pair.append(received[offset : offset + count].view(-1, width))
+                    offset += count
+                result[index].append(pair)
+        return result
+
+    def _product(self, index: int, entry: FactorEntry, pairs: list[Pair]) -> torch.Tensor:
+        """U'V of all workers, each weighted by its batch if the mean is wanted."""
+        # Half types are multiplied in float32's precision, as they are summed.
+        dtype = torch.float32 if entry.dtype.itemsize < 4 else entry.dtype
+        if entry.average:
+            shares = [words[1] / self.control.total for words in self._words]
+            weighted = zip(pairs, shares, strict=True)
+            left = torch.cat([u.to(dtype) * share for (u, _), share in weighted])
+        else:
+            left = torch.cat([u.to(dtype) for u, _ in pairs])
+        right = torch.cat([v.to(dtype) for _, v in pairs])
+        if index not in self._results:
+            shape = (entry.rows, entry.columns)
+            self._results[index] = torch.empty(shape, dtype=dtype, device=self.world.device)
+        result = torch.mm(left.t(), right, out=self._results[index])
+        return result.to(entry.dtype)

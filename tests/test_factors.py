@@ -1,0 +1,60 @@
+"""Factors of gradients: the numbers of one device, and the bytes of the thesis."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import synchronizers
+from pool import Pool
+
+SENT: dict[str, dict[str, Any]] = {
+    "factors": {"synchronizer": "factors"},
+    "factor_push": {"synchronizer": "factor_push", "owners": "one"},
+}
+CASES = [
+    ("dense", "momentum", "clip_norm"),
+    ("dense", "adam", "clip_norm"),
+    ("sparse", "adamw", "average"),
+    ("tied", "nesterov", "clip_value"),
+]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("way", SENT)
+def test_factors_give_the_numbers_of_one_device(pool: Pool, way: str, size: int) -> None:
+    for found in pool.run(size, synchronizers.compare, SENT[way], CASES):
+        for case, (difference, chosen) in found.items():
+            assert difference < 1e-10, case
+            assert "hidden.weight" in chosen, (case, chosen)
+            assert case.startswith("tied") or "out.weight" in chosen
+
+
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.parametrize("way", SENT)
+def test_batches_may_be_uneven_or_empty(pool: Pool, way: str, mean: bool) -> None:
+    for found in pool.run(3, synchronizers.uneven, SENT[way], mean):
+        assert found["chosen"] == [way] * 3
+        assert found["difference"] < 1e-10
+
+
+@pytest.mark.parametrize("way", SENT)
+def test_bytes_are_those_of_the_thesis(pool: Pool, way: str) -> None:
+    """Table 3.4, of which a worker sends its half: 4 workers, 16 samples, 300x400 and 400x200."""
+    found = pool.run(4, synchronizers.counted, SENT[way])
+    assert found[0]["chosen"] == [way, "allreduce", way, "allreduce"]
+    factors = [4 * 16 * (300 + 400), 4 * 16 * (400 + 200)]
+    matrices = [4 * 300 * 400, 4 * 400 * 200]
+    biases = 4 * (400 + 200) * 2 * 3 / 4
+    each = [one["sent"] for one in found]
+    if way == "factors":
+        assert each == pytest.approx([3 * sum(factors) + biases] * 4, rel=0.02)
+    else:
+        # The owners of the first and of the third variable send whole matrices to all others.
+        owned = [matrices[0], 0, matrices[1], 0]
+        pushed = [factors[1], sum(factors), factors[0], sum(factors)]
+        pulled = [3 * size for size in owned]
+        expected = [a + b + biases for a, b in zip(pushed, pulled, strict=True)]
+        assert each == pytest.approx(expected, rel=0.02)
+        assert max(each) > 10 * min(each)  # the imbalance of figure 3.10
+    assert sum(each) / 4 == pytest.approx(found[0]["formula"], rel=0.02)
