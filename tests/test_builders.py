@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import builders
 import equality
 import pytest
 import torch
-from errors_help import raised
+from errors_help import raised, warnings_of_parallax
 from pool import Pool
 from strategies import built
+from test_golden_graphs import captured_with_state, text
 
+from parallax.cluster.network import Level, Network
 from parallax.errors import ConfigError
 from parallax.graph.variables import Variable
+from parallax.rewrite.pipeline import rewrite
+from parallax.rewrite.timeline import timeline
+from parallax.runtime.forecast import Forecast
 from parallax.strategy.builders import BUILDERS, ClusterFacts, GraphFacts
 from parallax.strategy.builders.all_reduce import AllReduce
+from parallax.strategy.builders.auto import Auto
 from parallax.strategy.builders.horovod import Horovod
 from parallax.strategy.builders.parameter_server import BytePS
-from parallax.strategy.data import Strategy
+from parallax.strategy.cost import bytes_per_step
+from parallax.strategy.data import Strategy, VariableStrategy
+from parallax.strategy.messages import merge_messages
+from parallax.strategy.timeline import Speed, StepTime, predict
+from parallax.strategy.verify import verify
 
 # SGD with momentum, and Adam behind a clipped norm, of a model with and without a table.
 CASES = [("sparse", "momentum", "none"), ("several", "adam", "clip_norm")]
@@ -97,3 +110,57 @@ def test_parts_of_a_fixed_size() -> None:
 def test_the_rule_of_the_paper() -> None:
     chosen = built("Parallax", [TABLE, dense("w", 3, 4)], 2).variables
     assert [choice.synchronizer for choice in chosen.values()] == ["rows", "allreduce"]
+
+
+# 1 MB a second, and 10 ms until an exchange of nothing is over.
+SLOW = Network(Level(4, 1e6, 0.01))
+
+
+def auto(variables: list[Variable], predict: Any = None) -> Strategy:
+    return Auto().build(GraphFacts.of(variables, predict), ClusterFacts(4, network=SLOW))
+
+
+def test_auto_takes_the_cheapest_way_and_says_what_it_costs() -> None:
+    cold = replace(TABLE, shape=(100_000, 16), sparsity=0.01)
+    hot = replace(TABLE, name="hot", shape=(50_000, 16), sparsity=1.0)
+    strategy = auto([cold, hot, dense("w", 1000, 100)])
+    chosen = strategy.variables
+    kinds = {name: choice.synchronizer for name, choice in chosen.items()}
+    assert kinds == {"table": "rows", "hot": "allreduce", "w": "allreduce"}
+    # 3/4 of 1000 rows of 64 bytes both ways, and their ids; all 3/4 of 400 kB both ways.
+    assert chosen["table"].why == "99 ms; allgather 216 ms"
+    assert chosen["w"].why.startswith("600 ms; ")
+    verify(strategy, [cold, hot, dense("w", 1000, 100)], 4)
+
+
+def test_auto_gives_up_messages_that_are_not_worth_their_latency() -> None:
+    small = replace(TABLE, shape=(100, 4), sparsity=0.5)
+    # Rows would send less, but cost three exchanges of 10 ms; the dense one needs AllReduce.
+    alone = bytes_per_step(small, built("Parallax", [small], 4).variables["table"], 4)
+    assert alone < bytes_per_step(small, VariableStrategy("allreduce"), 4)
+    chosen = auto([small, dense("w", 1000, 100)]).variables
+    assert [one.synchronizer for one in chosen.values()] == ["allreduce", "allreduce"]
+
+
+def test_auto_prefers_a_whole_step_that_is_predicted_faster() -> None:
+    variables = [replace(TABLE, sparsity=0.01), dense("w", 1000, 100)]
+    slow, fast = StepTime(2.0, 1.0, 1.0), StepTime(1.5, 1.0, 1.0)
+    with warnings_of_parallax() as said:
+        found = auto(variables, lambda s: fast if s.variables["w"].owners else slow)
+    assert found.variables["w"].synchronizer == "owner"
+    assert said == [
+        "auto: predicted times of a step: PS 1500.0 ms, per variable 2000.0 ms, HYBRID 2000.0 ms, "
+        "AR 2000.0 ms"
+    ]
+
+
+def test_a_forecast_is_what_the_plan_says_and_leaves_the_step() -> None:
+    analysis, leaves = captured_with_state()
+    variables = analysis.variables
+    strategy = merge_messages(built("HYBRID", variables.values(), 4), analysis)
+    before = text(analysis.step)
+    speed = Speed(1e9, 1e9, 1e-6)
+    forecast = Forecast(analysis, leaves, {}, SLOW, speed).step(strategy)
+    assert text(analysis.step) == before
+    items = timeline(rewrite(analysis, strategy, 0, 4), variables, strategy)
+    assert forecast == predict(items, variables, strategy, SLOW, speed)

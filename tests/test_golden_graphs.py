@@ -16,7 +16,7 @@ from torch import nn
 from parallax.config import RUN_OPTIONS
 from parallax.graph.capture import capture
 from parallax.graph.discovery import discover
-from parallax.graph.state import aliases, leaves
+from parallax.graph.state import Leaf, aliases, leaves
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Analysis, analyze
 from parallax.ops import marks
@@ -33,6 +33,11 @@ pinned = pytest.mark.skipif(
 
 def captured() -> Analysis:
     """A table, a bias that is expanded, clipping and Adagrad: one step of every kind of work."""
+    return captured_with_state()[0]
+
+
+def captured_with_state() -> tuple[Analysis, dict[str, Leaf]]:
+    """The same, and the state that it was captured with."""
     torch.manual_seed(0)
     table = nn.Embedding(8, 2)
     out = nn.Linear(2, 1)
@@ -49,7 +54,8 @@ def captured() -> Analysis:
 
     objects = discover(step)
     graph = capture(step, objects, (torch.tensor([1, 2, 1]),), {})
-    return analyze(graph, leaves(objects), aliases(objects))
+    state = leaves(objects)
+    return analyze(graph, state, aliases(objects)), state
 
 
 def text(step: StepGraph) -> str:

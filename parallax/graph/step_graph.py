@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -75,6 +75,14 @@ class StepGraph:
     @property
     def graph(self) -> torch.fx.Graph:
         return self.graph_module.graph
+
+    def copy(self) -> StepGraph:
+        """The same step with a graph of its own, for a pass that uses it up."""
+        graph = torch.fx.Graph()
+        graph.output(graph.graph_copy(self.graph, {}))
+        last, original = (next(reversed(one.nodes)) for one in (graph, self.graph))
+        last.meta.update(original.meta)
+        return replace(self, graph_module=torch.fx.GraphModule(self.graph_module, graph))
 
     def placeholder(self, name: str) -> torch.fx.Node | None:
         """The placeholder of a state leaf, None if the step does not use it."""

@@ -27,6 +27,7 @@ from parallax.runtime.checkpoint import load_state, read_state
 from parallax.runtime.comm import World, digest
 from parallax.runtime.control import StepControl, batch_weight
 from parallax.runtime.deferral import deferred_device
+from parallax.runtime.forecast import Forecast
 from parallax.runtime.plan import GraphView, Pace, Plan, measured
 from parallax.runtime.probe import measure_network
 from parallax.runtime.products import use_faster_products
@@ -278,7 +279,7 @@ class Runner:
         """The strategy: made once, by the chief, for all; checked against every new graph."""
         if self._strategy is None:
             variables = list(analysis.variables.values())
-            strategy = self._of_chief(lambda: choose_strategy(analysis, self._cluster()))
+            strategy = self._of_chief(lambda: self._choose(analysis))
             two_levels = self._network is not None and self._network.host is not None
             try:
                 verify(strategy, variables, self.num_workers, two_levels)
@@ -300,8 +301,15 @@ class Runner:
         logger.info("strategy %s: %s", title_of(self._config), summary(strategy))
         self._write("strategy.json", lambda: f"{strategy.to_json().decode()}\n")
 
-    def _cluster(self) -> ClusterFacts:
-        return ClusterFacts(self.num_workers, self._config, self._network, self._world.hosts)
+    def _choose(self, analysis: Analysis) -> Strategy:
+        world = self._world
+        cluster = ClusterFacts(world.size, self._config, self._network, world.hosts)
+        if self._network is None or self._speed is None:
+            return choose_strategy(analysis, cluster)
+        forecast = Forecast(
+            analysis, self._state.leaves, aliases(self._objects), self._network, self._speed
+        )
+        return choose_strategy(analysis, cluster, forecast.step)
 
     def _of_chief(self, make: Callable[[], Strategy]) -> Strategy:
         """What worker 0 makes, read from its JSON by all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from parallax.config import Config
@@ -15,6 +16,7 @@ from parallax.strategy.builders import (
 from parallax.strategy.data import Strategy
 from parallax.strategy.hierarchy import by_host
 from parallax.strategy.messages import merge_messages
+from parallax.strategy.timeline import StepTime
 
 
 def source_of(config: Config) -> StrategyBuilder | Strategy:
@@ -41,12 +43,17 @@ def title_of(config: Config) -> str:
     return chosen.title if isinstance(chosen, StrategyBuilder) else str(chosen)
 
 
-def choose_strategy(analysis: Analysis, cluster: ClusterFacts) -> Strategy:
+def choose_strategy(
+    analysis: Analysis,
+    cluster: ClusterFacts,
+    predict: Callable[[Strategy], StepTime] | None = None,
+) -> Strategy:
     """The strategy of a run: a builder's with its messages arranged, or a finished one as it is.
 
     Args:
         analysis: of the first graph.
         cluster: the workers; its settings say who decides.
+        predict: the time of a step by a strategy as it is.
 
     Raises:
         ConfigError, StrategyError: as :func:`source_of`.
@@ -54,10 +61,17 @@ def choose_strategy(analysis: Analysis, cluster: ClusterFacts) -> Strategy:
     source = source_of(cluster.config)
     if isinstance(source, Strategy):
         return source
-    variables = list(analysis.variables.values())
-    built = source.build(GraphFacts.of(variables), cluster)
-    if source.arranges_messages:
-        return built
-    if cluster.network is not None:
-        built = by_host(built, variables, cluster.network)
-    return merge_messages(built, analysis)
+
+    def arranged(strategy: Strategy) -> Strategy:
+        if cluster.network is not None:
+            strategy = by_host(strategy, list(analysis.variables.values()), cluster.network)
+        return merge_messages(strategy, analysis)
+
+    def predicted(strategy: Strategy) -> StepTime:
+        assert predict is not None
+        return predict(arranged(strategy))
+
+    variables = analysis.variables.values()
+    facts = GraphFacts.of(variables, None if predict is None else predicted)
+    built = source.build(facts, cluster)
+    return built if source.arranges_messages else arranged(built)

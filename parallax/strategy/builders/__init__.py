@@ -7,6 +7,7 @@ from importlib.metadata import EntryPoint, entry_points
 
 from parallax.errors import ConfigError
 from parallax.strategy.builders.all_reduce import AllReduce, Replicated
+from parallax.strategy.builders.auto import Auto
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
 from parallax.strategy.builders.horovod import Horovod
 from parallax.strategy.builders.hybrid import Hybrid
@@ -36,7 +37,7 @@ ENTRY_POINTS = "parallax.builders"
 BUILDERS: dict[str, type[StrategyBuilder]] = {
     builder.name: builder
     for builder in (
-        *(Hybrid, ParameterServer, Replicated),
+        *(Hybrid, ParameterServer, Replicated, Auto),
         *(AllReduce, Horovod, BytePS, BalancedPS, PartitionedPS, ParallaxPaper),
     )
 }

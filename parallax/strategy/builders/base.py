@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ClassVar
@@ -12,6 +12,7 @@ from parallax.cluster.network import Network
 from parallax.config import Config
 from parallax.graph.variables import Variable
 from parallax.strategy.data import Strategy, VariableStrategy, described, fingerprint
+from parallax.strategy.timeline import StepTime
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,23 @@ class GraphFacts:
         variables: by name, in the order of the model: each with its ``shape``, ``dtype``,
             ``bytes``, ``rows``, ``slots``, ``factors``, and for those that are looked up with
             ``sparse``, ``bags`` and the measured ``sparsity``.
+        predict: the time of a step by a strategy whose messages parallax arranges, with what
+            computation hides; None where links and device were not measured. Takes as long as to
+            rewrite the graph.
     """
 
     variables: Mapping[str, Variable]
+    predict: Callable[[Strategy], StepTime] | None = None
 
     @classmethod
-    def of(cls, variables: Iterable[Variable]) -> GraphFacts:
+    def of(
+        cls,
+        variables: Iterable[Variable],
+        predict: Callable[[Strategy], StepTime] | None = None,
+    ) -> GraphFacts:
         """The facts of these variables."""
-        return cls(MappingProxyType({variable.name: variable for variable in variables}))
+        by_name = {variable.name: variable for variable in variables}
+        return cls(MappingProxyType(by_name), predict)
 
     @property
     def trainable(self) -> Mapping[str, Variable]:

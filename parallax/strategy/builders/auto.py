@@ -1,0 +1,215 @@
+"""The cheapest way for each variable by the cost model, compared with other builders as a whole."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from parallax.cluster.network import Network
+from parallax.graph.variables import Variable
+from parallax.strategy.builders import common
+from parallax.strategy.builders.all_reduce import Replicated
+from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
+from parallax.strategy.builders.hybrid import Hybrid, placed_bags
+from parallax.strategy.builders.parameter_server import ParameterServer
+from parallax.strategy.cost import communication_seconds
+from parallax.strategy.data import PartitionName, Strategy, VariableStrategy, fingerprint
+from parallax.strategy.registry import Synchronizer, facts, synchronizers
+from parallax.strategy.verify import findings
+
+logger = logging.getLogger("parallax")
+
+# What computation hides costs nothing; of steps that take as long, the one that sends less wins.
+HIDDEN = 0.01
+
+
+@dataclass(frozen=True)
+class Priced:
+    """One way to synchronise a variable.
+
+    Args:
+        choice: the way.
+        seconds: that its bytes take on the links in a step.
+        latency: seconds that its kind of message takes besides, once for all variables of it.
+    """
+
+    choice: VariableStrategy
+    seconds: float
+    latency: float
+
+
+class Auto(StrategyBuilder):
+    """The cheapest predicted way for each variable, unless another builder's whole step is faster.
+
+    Each variable gets the synchroniser whose bytes take least time on the measured links, among all
+    that verification allows; kinds of messages whose latency costs more than their bytes save are
+    given up. Then the time of whole steps is predicted, with what computation hides, for this
+    strategy and for those of other builders, and the fastest is taken. ``why`` has the predicted
+    time of each variable's choice and of the next best; what was predicted of whole steps is
+    printed. (AutoDist's idea, Zhang's thesis, chapters 7 and 8, with a model instead of trials.)
+    """
+
+    name = "auto"
+
+    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
+        """The strategy with the least predicted time of a step."""
+        network = cluster.network
+        if network is None or cluster.workers == 1:
+            return Hybrid().build(graph, cluster)
+        placed = placed_bags(graph, cluster)
+        priced = {
+            name: price(variable, ways(variable, index, cluster, placed), network)
+            for index, (name, variable) in enumerate(graph.trainable.items())
+        }
+        own = self.strategy(graph, cluster, {n: one.choice for n, one in cheapest(priced).items()})
+        best = self._fastest(graph, cluster, own)
+        explained = {
+            name: _explained(best.variables[name], priced[name], network, variable)
+            for name, variable in graph.trainable.items()
+        }
+        return self.strategy(graph, cluster, explained)
+
+    def _fastest(self, graph: GraphFacts, cluster: ClusterFacts, own: Strategy) -> Strategy:
+        """Of this strategy and those of other builders, the one with the fastest step."""
+        if graph.predict is None:
+            return own
+        candidates = {self.title: own}
+        for builder in (Hybrid(), ParameterServer(), Replicated()):
+            candidates[builder.title] = builder.build(graph, cluster)
+        times = {name: graph.predict(strategy) for name, strategy in candidates.items()}
+        best = min(times, key=lambda name: times[name].step + HIDDEN * times[name].messages)
+        shown = ", ".join(
+            f"{'per variable' if name == self.title else name} {time.step * 1e3:.1f} ms"
+            for name, time in sorted(times.items(), key=lambda item: item[1].step)
+        )
+        logger.info("auto: predicted times of a step: %s", shown)
+        return candidates[best]
+
+
+def ways(
+    variable: Variable,
+    index: int,
+    cluster: ClusterFacts,
+    placed: Mapping[str, VariableStrategy],
+) -> list[VariableStrategy]:
+    """Every way to synchronise a variable that verification allows and that spreads its bytes.
+
+    Args:
+        variable: it receives a gradient.
+        index: among those that do.
+        cluster: the workers.
+        placed: where tables that are read in bags would live.
+    """
+    found = []
+    for one in synchronizers().values():
+        if one.name == "bags":
+            found += [placed[variable.name]] if variable.name in placed else []
+        elif one.name != "none":
+            found += [_way(one, part, variable, index, cluster) for part in one.partitions]
+    return [choice for choice in found if _fits(choice, variable, cluster)]
+
+
+def _way(
+    one: Synchronizer,
+    partition: PartitionName,
+    variable: Variable,
+    index: int,
+    cluster: ClusterFacts,
+) -> VariableStrategy:
+    owners = cluster.everyone if partition != "whole" else (index % cluster.workers,)
+    return VariableStrategy(
+        one.name,
+        partition=partition,
+        owners=owners if one.sharded else (),
+        average=common.averages(variable, cluster),
+    )
+
+
+def _fits(choice: VariableStrategy, variable: Variable, cluster: ClusterFacts) -> bool:
+    on_one = choice.partition == "whole" and choice.owners and choice.synchronizer != "bags"
+    little = variable.rows < cluster.workers and variable.bytes < common.WHOLE_BYTES
+    if on_one and not little:
+        return False  # its link would carry what all send for it
+    alone = Strategy(fingerprint([variable]), cluster.workers, {variable.name: choice})
+    return not findings(alone, [variable], cluster.workers)
+
+
+def price(
+    variable: Variable, choices: Iterable[VariableStrategy], network: Network
+) -> list[Priced]:
+    """The choices with what they cost, cheapest first."""
+    found = [_priced(variable, choice, network) for choice in choices]
+    return sorted(found, key=lambda one: one.seconds)
+
+
+def _priced(variable: Variable, choice: VariableStrategy, network: Network) -> Priced:
+    """A choice with its cost, in two levels where that is faster."""
+    levels = [choice]
+    if network.host is not None and facts(choice).by_host:
+        levels.append(msgspec.structs.replace(choice, hierarchy="hosts"))
+    costs = []
+    for one in levels:
+        latency = _latency(one, network)
+        whole = communication_seconds([(variable, one)], network)
+        costs.append((whole, max(whole - latency, 0.0), latency))
+    _, seconds, latency = min(costs)
+    return Priced(choice, seconds, latency)
+
+
+def _latency(choice: VariableStrategy, network: Network) -> float:
+    one, by_host = facts(choice), choice.hierarchy == "hosts"
+    if one.reduces:
+        return network.all_reduce_by_host(0.0) if by_host else network.whole.all_reduce(0.0)
+    each = network.exchange_by_host(0.0, 0.0) if by_host else network.whole.exchange(0.0)
+    return one.messages * each
+
+
+def cheapest(priced: Mapping[str, list[Priced]]) -> dict[str, Priced]:
+    """For each variable its cheapest way; without the kinds of messages that are not worth it.
+
+    Args:
+        priced: by variable, its ways, cheapest first.
+    """
+    allowed = {one.choice.synchronizer for found in priced.values() for one in found}
+
+    def chosen(kinds: set[str]) -> dict[str, Priced] | None:
+        picked = {
+            name: next((one for one in found if one.choice.synchronizer in kinds), None)
+            for name, found in priced.items()
+        }
+        taken = {name: one for name, one in picked.items() if one is not None}
+        return taken if len(taken) == len(priced) else None
+
+    best = chosen(allowed)
+    assert best is not None, "a variable cannot be synchronised in any way"
+    while True:
+        used = {one.choice.synchronizer for one in best.values()}
+        fewer = [found for kind in sorted(used) if (found := chosen(used - {kind})) is not None]
+        better = min(fewer, key=_total, default=best)
+        if _total(better) >= _total(best):
+            return best
+        best = better
+
+
+def _total(chosen: Mapping[str, Priced]) -> float:
+    latencies = {one.choice.synchronizer: one.latency for one in chosen.values()}
+    return sum(one.seconds for one in chosen.values()) + sum(latencies.values())
+
+
+def _explained(
+    choice: VariableStrategy, priced: list[Priced], network: Network, variable: Variable
+) -> VariableStrategy:
+    """A choice whose reason is its price and that of the next best."""
+    seconds = _priced(variable, choice, network).seconds
+    others = [one for one in priced if one.choice.synchronizer != choice.synchronizer]
+    why = _milliseconds(seconds)
+    if others:
+        why += f"; {others[0].choice.synchronizer} {_milliseconds(others[0].seconds)}"
+    return msgspec.structs.replace(choice, why=why)
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
