@@ -23,6 +23,7 @@ from parallax.runtime.forecast import Forecast
 from parallax.strategy.builders import BUILDERS, ClusterFacts, GraphFacts
 from parallax.strategy.builders.all_reduce import AllReduce
 from parallax.strategy.builders.auto import Auto
+from parallax.strategy.builders.factors import Poseidon
 from parallax.strategy.builders.horovod import Horovod
 from parallax.strategy.builders.parameter_server import BytePS
 from parallax.strategy.cost import bytes_per_step
@@ -105,6 +106,36 @@ def test_parts_of_a_fixed_size() -> None:
     # 80 parts but two rows; 4 and 2 parts; one.
     assert owners(strategy) == [(0, 1, 2), (0, 2), (2,), (0, 1)]
     assert strategy.variables["a"].why == "dense, in 4 parts of 0.001 MB"
+
+
+def layer(name: str, m: int, n: int, samples: int) -> Variable:
+    """The weight of a linear layer."""
+    return replace(dense(name, m, n), factors=(("g", "x"),), factor_rows=samples)
+
+
+def test_poseidon_chooses_as_its_algorithm_does() -> None:
+    """The example of the thesis, section 3.3: batch 32, eight nodes; and its figure 3.4's trend."""
+    eight = ClusterFacts(8)
+    graph = GraphFacts.of([layer("fc", 4096, 4096, 32), dense("conv", 64, 3, 3, 3)])
+    chosen = Poseidon().build(graph, eight).variables
+    assert chosen["fc"].synchronizer == "factors"
+    assert chosen["fc"].why == "3,670,016 values by factors, 58,720,256 by servers"
+    assert (chosen["conv"].synchronizer, len(chosen["conv"].owners)) == ("owner", 1)
+    # GoogLeNet's thin layer with a large batch on 16 nodes goes to servers (section 3.5.3).
+    thin = GraphFacts.of([layer("fc", 1000, 1024, 128)])
+    chosen = Poseidon().build(thin, ClusterFacts(16)).variables
+    assert (chosen["fc"].synchronizer, len(chosen["fc"].owners)) == ("owner", 3)
+    # Equal counts go by factors: 2K(P-1)(M+N) = 4MN(P-1)/P at K(M+N)P = 2MN.
+    edge = [layer("fc", 64, 64, samples) for samples in (16, 17)]
+    built_at = [Poseidon().build(GraphFacts.of([one]), ClusterFacts(4)) for one in edge]
+    assert [s.variables["fc"].synchronizer for s in built_at] == ["factors", "owner"]
+
+
+def test_project_adam_sends_factors_to_owners() -> None:
+    graph = [layer("a", 100, 100, 4), dense("b", 50), layer("c", 90, 100, 4)]
+    chosen = built("ProjectAdam", graph, 2).variables
+    assert [one.synchronizer for one in chosen.values()] == ["factor_push", "owner", "factor_push"]
+    assert [one.owners for one in chosen.values()] == [(0,), (1,), (1,)]
 
 
 def test_the_rule_of_the_paper() -> None:

@@ -9,6 +9,7 @@ from parallax.errors import ConfigError
 from parallax.strategy.builders.all_reduce import AllReduce, Replicated
 from parallax.strategy.builders.auto import Auto
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
+from parallax.strategy.builders.factors import Poseidon, ProjectAdam
 from parallax.strategy.builders.horovod import Horovod
 from parallax.strategy.builders.hybrid import Hybrid
 from parallax.strategy.builders.paper import ParallaxPaper
@@ -39,6 +40,7 @@ BUILDERS: dict[str, type[StrategyBuilder]] = {
     for builder in (
         *(Hybrid, ParameterServer, Replicated, Auto),
         *(AllReduce, Horovod, BytePS, BalancedPS, PartitionedPS, ParallaxPaper),
+        *(Poseidon, ProjectAdam),
     )
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from parallax.errors import ConfigError
 from parallax.graph.variables import Variable
 from parallax.strategy.builders import common
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
@@ -18,20 +19,29 @@ class OwnerBuilder(StrategyBuilder):
         chosen: dict[str, VariableStrategy] = {}
         queue = common.OwnerQueue(cluster.workers)
         for variable in queue.largest_first(graph.trainable.values()):
-            if variable.sparse:
-                choice = common.sparse(variable, cluster)
-            elif variable.shard_obstacle:
-                choice = common.replicated(variable, cluster)
-            else:
-                choice = self.owned(variable, cluster, queue)
-            chosen[variable.name] = choice
+            choose = self.sparse if variable.sparse else self.dense
+            chosen[variable.name] = choose(variable, cluster, queue)
         return self.strategy(graph, cluster, chosen)
+
+    def sparse(
+        self, variable: Variable, cluster: ClusterFacts, queue: common.OwnerQueue
+    ) -> VariableStrategy:
+        """How a sparse variable is synchronised: its rows are dealt to all."""
+        return common.sparse(variable, cluster)
+
+    def dense(
+        self, variable: Variable, cluster: ClusterFacts, queue: common.OwnerQueue
+    ) -> VariableStrategy:
+        """How a dense variable is synchronised: by its owners, if its update can be sharded."""
+        if variable.shard_obstacle:
+            return common.replicated(variable, cluster)
+        return self.owned(variable, cluster, queue)
 
     @abstractmethod
     def owned(
         self, variable: Variable, cluster: ClusterFacts, queue: common.OwnerQueue
     ) -> VariableStrategy:
-        """The owners of a dense variable."""
+        """The owners of a dense variable whose update can be sharded."""
 
 
 class ParameterServer(OwnerBuilder):
@@ -89,20 +99,21 @@ class PartitionedPS(OwnerBuilder):
         return common.owned(variable, cluster, owners, f"dense, in {count} even shards")
 
 
-class BytePS(OwnerBuilder):
+class FixedParts(OwnerBuilder):
     """Each dense variable in parts of a fixed size, dealt to the owners with least.
 
-    As BytePS does it (Jiang et al., 2020; Zhang's thesis, table 7.1): gradients are cut in parts of
-    4,096,000 bytes, which servers sum and give back. Parts of one variable on one owner are
-    one block of rows here.
+    Parts of one variable on one owner are one block of its rows.
 
     Args:
         part_bytes: size of a part.
+
+    Raises:
+        ConfigError: that is not positive.
     """
 
-    name = "BytePS"
-
-    def __init__(self, part_bytes: int = 4_096_000) -> None:
+    def __init__(self, part_bytes: int) -> None:
+        if part_bytes < 1:
+            raise ConfigError(f"part_bytes must be at least 1, found {part_bytes}.")
         self.part_bytes = part_bytes
 
     def owned(
@@ -114,3 +125,19 @@ class BytePS(OwnerBuilder):
         owners = queue.several(variable.bytes, min(parts, most))
         why = f"dense, in {parts} part{'s'[: parts > 1]} of {self.part_bytes / 1e6:g} MB"
         return common.owned(variable, cluster, owners, why)
+
+
+class BytePS(FixedParts):
+    """Each dense variable in parts of 4 MB, dealt to the owners with least.
+
+    As BytePS does it (Jiang et al., 2020; Zhang's thesis, table 7.1): gradients are cut in parts of
+    4,096,000 bytes, which servers sum and give back.
+
+    Args:
+        part_bytes: size of a part.
+    """
+
+    name = "BytePS"
+
+    def __init__(self, part_bytes: int = 4_096_000) -> None:
+        super().__init__(part_bytes)
