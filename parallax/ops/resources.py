@@ -94,7 +94,8 @@ class BucketEntry:
     """One gradient of a phase: its place among the phase's gradients and in a bucket.
 
     ``by_host``: it is summed inside each host before it is summed between hosts. ``pieces``: how
-    many parts of its rows travel one by one, for which the bucket is its own.
+    many parts of its rows travel one by one, for which the bucket is its own. ``encoder``: what it
+    is encoded by, with the options that were given.
     """
 
     name: str
@@ -104,6 +105,8 @@ class BucketEntry:
     bucket: int
     by_host: bool = False
     pieces: int = 1
+    encoder: str = "none"
+    encoder_options: tuple[tuple[str, float], ...] = ()
 
     def rows(self, piece: int) -> tuple[int, int]:
         """The first row of a piece, and the one after its last."""
@@ -116,11 +119,12 @@ class BucketsSpec:
     """Dense gradients of one phase, in the order in which backward makes them.
 
     With ``owners`` (one tuple of row ranges per entry, one range per worker) each worker receives
-    only its own rows; without, every worker receives all.
+    only its own rows; without, every worker receives all. ``phase`` is its number in the step.
     """
 
     entries: tuple[BucketEntry, ...]
     owners: tuple[tuple[tuple[int, int], ...], ...] = ()
+    phase: int = 0
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,15 @@ from parallax.errors import CheckpointError
 from parallax.graph.discovery import StepObjects
 from parallax.graph.state import Leaf
 from parallax.runtime.comm import World
+from parallax.runtime.encoded_pool import STATE as ENCODERS_STATE
+from parallax.runtime.encoded_pool import EncodedBuckets
+from parallax.runtime.encoded_pool import problems as encoder_problems
 from parallax.runtime.state_table import StateTable
 
 
-def read_state(objects: StepObjects, state: StateTable, world: World) -> dict[str, Any]:
+def read_state(
+    objects: StepObjects, state: StateTable, world: World, encoded: EncodedBuckets
+) -> dict[str, Any]:
     """Everything by the name the step uses; sharded tensors are gathered by all workers."""
     state.refresh()
     result: dict[str, Any] = {}
@@ -41,6 +46,8 @@ def read_state(objects: StepObjects, state: StateTable, world: World) -> dict[st
         result[name] = pytree.tree_map(whole, optimizer.state_dict())
     for leaf in _loose(state):
         result[leaf.name] = whole(leaf.value)
+    if kept := encoded.state():
+        result[ENCODERS_STATE] = kept
     return result
 
 
@@ -52,6 +59,10 @@ def _loose(state: StateTable) -> list[Leaf]:
         for leaf in state.leaves.values()
         if leaf.kind == "tensor" or (leaf.kind == "parameter" and leaf.root not in models)
     ]
+
+
+def _parameters(state: StateTable) -> list[Leaf]:
+    return [leaf for leaf in state.leaves.values() if leaf.kind == "parameter"]
 
 
 def gather(state: StateTable, name: str, world: World) -> torch.Tensor:
@@ -78,10 +89,16 @@ def gather(state: StateTable, name: str, world: World) -> torch.Tensor:
     return layout.assemble(parts)
 
 
-def load_state(objects: StepObjects, state: StateTable, given: Mapping[str, Any]) -> None:
+def load_state(
+    objects: StepObjects, state: StateTable, given: Mapping[str, Any], encoded: EncodedBuckets
+) -> None:
     """Check everything, then take it; sharded tensors keep their rows only."""
     state.refresh()
     problems: list[str] = []
+    given = dict(given)
+    kept = given.pop(ENCODERS_STATE, {})
+    shapes = {leaf.name: tuple(leaf.value.shape) for leaf in _parameters(state)}
+    problems += encoder_problems(kept, shapes)
     loose = {leaf.name: leaf for leaf in _loose(state)}
     expected = {*objects.models, *objects.optimizers, *loose}
     problems += [f"missing {name!r}" for name in sorted(expected - set(given))]
@@ -104,6 +121,7 @@ def load_state(objects: StepObjects, state: StateTable, given: Mapping[str, Any]
             "was changed.",
         )
     _take(objects, state, given, loose)
+    encoded.load(kept)
 
 
 def _take(

@@ -11,6 +11,8 @@ from parallax.errors import UnsupportedError
 from parallax.ops.resources import BucketEntry, BucketsSpec, CombineSpec, PullSpec, ReductionSpec
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import FLOATS, StepControl
+from parallax.runtime.encoded import EncodedBucket
+from parallax.runtime.encoded_pool import EncodedBuckets
 
 
 class _Bucket:
@@ -50,22 +52,50 @@ class Buckets:
     half types. Nothing is handed on before every bucket arrived and all workers agree.
     """
 
-    def __init__(self, spec: BucketsSpec, world: World, control: StepControl) -> None:
+    def __init__(
+        self, spec: BucketsSpec, world: World, control: StepControl, encoded: EncodedBuckets
+    ) -> None:
+        """
+        Args:
+            spec: the gradients.
+            world, control: the workers, and the words that travel along.
+            encoded: makes the buckets of gradients that are encoded.
+        """
         self.spec = spec
         self.world = world
         self.control = control
         self._buckets: list[_Bucket] = []
+        self._encoded: list[EncodedBucket] = []
+        self._encoded_places: dict[int, tuple[EncodedBucket, int]] = {}
+        """By gradient that is in one, the encoded bucket and its number there."""
         self._places: list[list[tuple[_Bucket, Places]]] = []
         """By gradient, where its pieces are."""
         self._storages: dict[int, torch.Tensor] = {}
         """Of gradients in pieces, the memory that these share."""
+        self._lay_out_encoded(encoded)
         self._lay_out()
 
     # -- Layout -----------------------------------------------------------------------------
 
+    def _lay_out_encoded(self, encoded: EncodedBuckets) -> None:
+        by_number: dict[int, dict[str, int]] = {}
+        for index, entry in enumerate(self.spec.entries):
+            if entry.encoder != "none":
+                by_number.setdefault(entry.bucket, {})[entry.name] = index
+        for indices in by_number.values():
+            bucket = encoded.get(
+                self.spec.phase, [self.spec.entries[index] for index in indices.values()]
+            )
+            self._encoded.append(bucket)
+            for number, entry in enumerate(bucket.entries):
+                self._encoded_places[indices[entry.name]] = (bucket, number)
+
     def _lay_out(self) -> None:
         by_number: dict[int, _Bucket] = {}
         for index, entry in enumerate(self.spec.entries):
+            if index in self._encoded_places:
+                self._places.append([])
+                continue
             if entry.pieces > 1:
                 self._lay_out_pieces(index, entry)
                 continue
@@ -146,10 +176,14 @@ class Buckets:
                 f"The gradient of {self.spec.entries[index].name!r} mixes sparse and dense parts.",
                 hint="use sparse=False for this embedding.",
             )
+        flat = gradient.reshape(-1)
+        if index in self._encoded_places:
+            encoded, number = self._encoded_places[index]
+            encoded.put(number, flat)
+            return
         bucket, places = self._places[index][piece]
         if bucket.filled == 0 and bucket.has_words:
             self._control_words(bucket)
-        flat = gradient.reshape(-1)
         for offset, start, count in places:
             out = bucket.buffer[offset : offset + count]
             part = flat[start : start + count]
@@ -215,6 +249,10 @@ class Buckets:
             bucket.pending = None
             if bucket.by_host:
                 self._finish_by_host(bucket)
+        for encoded in self._encoded:
+            encoded.forward()
+        for encoded in self._encoded:
+            encoded.finish()
         for bucket in self._buckets:
             if self.spec.owners:
                 own = bucket.segments[self.world.rank]
@@ -223,13 +261,21 @@ class Buckets:
                 bucket.result = bucket.buffer
             if bucket.has_words:
                 self.control.check_floats(bucket.result[-FLOATS:])
-        for bucket in self._buckets:
-            if bucket.average and self.control.correction != 1.0:
-                bucket.result.mul_(self.control.correction)
+        for encoded in self._encoded:
+            self.control.check_floats(encoded.words())
+        for encoded in self._encoded:
+            encoded.commit()
+        buckets: list[_Bucket | EncodedBucket] = [*self._buckets, *self._encoded]
+        for any_bucket in buckets:
+            if any_bucket.average and self.control.correction != 1.0:
+                any_bucket.result.mul_(self.control.correction)
         return [self._gradient(index) for index in range(len(self.spec.entries))]
 
     def _gradient(self, index: int) -> torch.Tensor:
         entry = self.spec.entries[index]
+        if index in self._encoded_places:
+            encoded, number = self._encoded_places[index]
+            return _as(encoded.gradient(number), entry.dtype)
         bucket, places = self._places[index][0]
         result = self._storages.get(index, bucket.result)
         if self.spec.owners:
@@ -239,8 +285,11 @@ class Buckets:
             shape = (last - first, *entry.shape[1:])
         else:
             base, shape = places[0][0], entry.shape
-        view = result[base : base + math.prod(shape)].view(shape)
-        return view if view.dtype is entry.dtype else view.to(entry.dtype)
+        return _as(result[base : base + math.prod(shape)].view(shape), entry.dtype)
+
+
+def _as(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return gradient if gradient.dtype is dtype else gradient.to(dtype)
 
 
 class ValuePull:

@@ -19,6 +19,7 @@ from parallax.runtime.bags import BagExchange
 from parallax.runtime.comm import World
 from parallax.runtime.control import StepControl
 from parallax.runtime.dense import Buckets, Combiner, ValuePull
+from parallax.runtime.encoded_pool import EncodedBuckets
 from parallax.runtime.factors import FactorExchange
 from parallax.runtime.row_ids import RowIdCheck
 from parallax.runtime.rows import RowExchange
@@ -32,6 +33,7 @@ class ResourcePool:
         self._world = world
         self._control = control
         self._made: dict[tuple[int, ResourceSpec], Any] = {}
+        self.encoded = EncodedBuckets(world, control)
 
     def get(self, position: int, spec: ResourceSpec) -> Any:
         """The object for ``spec`` at a position among its graph's resources."""
@@ -51,7 +53,7 @@ class ResourcePool:
         if isinstance(spec, BagsSpec):
             return BagExchange(spec, self._world, self._control)
         if isinstance(spec, BucketsSpec):
-            return Buckets(spec, self._world, self._control)
+            return Buckets(spec, self._world, self._control, self.encoded)
         if isinstance(spec, PullSpec):
             return ValuePull(spec, self._world)
         if isinstance(spec, RowIdsSpec):

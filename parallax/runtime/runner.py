@@ -443,9 +443,10 @@ class Runner:
         Returns:
             For each model and optimizer, by the name that the step uses for it, what its own
             ``state_dict()`` would be after training on one device; moving averages and other
-            tensors of the step by their names as well.
+            tensors of the step by their names as well. With lossy encoders, what they keep is under
+            ``parallax.encoders``, by variable.
         """
-        return read_state(self._objects, self._state, self._world)
+        return read_state(self._objects, self._state, self._world, self._resources.encoded)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take a state that :meth:`state_dict` gave, from a run with any number of workers.
@@ -454,5 +455,5 @@ class Runner:
             CheckpointError: names, shapes or dtypes do not fit; all problems are listed, and
                 nothing was changed.
         """
-        load_state(self._objects, self._state, state)
+        load_state(self._objects, self._state, state, self._resources.encoded)
         self._rebind()

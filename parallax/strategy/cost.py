@@ -40,6 +40,7 @@ from collections.abc import Iterable, Sequence
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.data import HierarchyName, VariableStrategy
+from parallax.strategy.encoders import encoder_of
 from parallax.strategy.registry import MessageKind, facts, synchronizers
 
 
@@ -71,6 +72,14 @@ def bytes_across(variable: Variable, choice: VariableStrategy, workers: int, hos
 def summed_bytes(variable: Variable) -> int:
     """Of a gradient while it is summed: half types are summed in float32."""
     return variable.elements * max(variable.dtype.itemsize, 4)
+
+
+def gradient_bytes(variable: Variable, choice: VariableStrategy) -> int:
+    """Of a gradient as it travels: encoded if its encoder takes it."""
+    encoder = encoder_of(choice)
+    if encoder is None:
+        return summed_bytes(variable)
+    return encoder.encoded_bytes(variable.shape, max(variable.dtype.itemsize, 4))
 
 
 def row_bytes(variable: Variable) -> float:
@@ -128,7 +137,7 @@ def message_seconds(
     by_host = network.host is not None and any(c.hierarchy == "hosts" for _, c in decided)
     workers, hosts = network.whole.workers, network.hosts
     if kind == "summed":
-        size = share * sum(summed_bytes(variable) for variable, _ in decided)
+        size = share * sum(gradient_bytes(variable, choice) for variable, choice in decided)
         reduce = network.all_reduce_by_host if by_host else network.whole.all_reduce
         return reduce(0.0), reduce(size) - reduce(0.0)
     sent = across = 0.0
@@ -154,7 +163,7 @@ def communication_seconds(
     exchanged: dict[tuple[str, HierarchyName], tuple[float, float]] = {}
     for variable, choice in decided:
         if facts(choice).reduces:
-            summed[choice.hierarchy] += summed_bytes(variable)
+            summed[choice.hierarchy] += gradient_bytes(variable, choice)
         elif choice.synchronizer != "none":
             key = (choice.synchronizer, choice.hierarchy)
             sent, across = exchanged.get(key, (0.0, 0.0))

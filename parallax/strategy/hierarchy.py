@@ -36,10 +36,10 @@ def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network)
 
 
 def with_hierarchy(strategy: Strategy, synchronizer: str, hierarchy: HierarchyName) -> Strategy:
-    """The strategy with this hierarchy for all variables of a synchroniser."""
+    """The strategy with this hierarchy for all variables of a synchroniser that are not encoded."""
     variables = {
         name: msgspec.structs.replace(choice, hierarchy=hierarchy)
-        if choice.synchronizer == synchronizer
+        if choice.synchronizer == synchronizer and choice.encoder == "none"
         else choice
         for name, choice in strategy.variables.items()
     }

@@ -142,7 +142,8 @@ def _pieces(
     choice: VariableStrategy, variable: Variable, mark: Node, known: Node, count: int
 ) -> int:
     """Into how many pieces to cut a product: as each is computed, those before it travel."""
-    if not facts(choice).pieces or choice.hierarchy != "flat" or not is_own_product(mark, known):
+    cut = facts(choice).pieces and choice.hierarchy == "flat" and choice.encoder == "none"
+    if not cut or not is_own_product(mark, known):
         return 1
     most = min(count // WORTH_A_MESSAGE, variable.rows)
     return max(min(variable.bytes // WORTH_A_BUCKET, most), 1)

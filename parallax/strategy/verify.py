@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
 from parallax.strategy.data import Strategy, VariableStrategy, described, fingerprint
+from parallax.strategy.encoders import encoder_problems
 from parallax.strategy.registry import (
     Finding,
     Synchronizer,
@@ -109,6 +110,7 @@ def _check(
         *_of_kind(one, variable),
         *_of_owners(one, choice, variable, workers),
         *_of_messages(one, choice, variable, two_levels),
+        *encoder_problems(choice, variable, one.encodes),
         *_unused(choice),
         *one.check(choice, variable, workers),
     ]
@@ -199,7 +201,7 @@ def _of_messages(
 
 
 UNUSED = (
-    *("axis", "shards", "reduction", "order", "encoder", "encoder_options"),
+    *("axis", "shards", "reduction", "order"),
     *("memory", "staleness"),
 )
 

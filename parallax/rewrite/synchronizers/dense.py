@@ -11,8 +11,9 @@ from torch.fx import Node
 from parallax.graph.variables import Variable
 from parallax.ops.resources import BucketEntry, BucketsSpec, put_gradient, wait_gradients
 from parallax.rewrite.context import Phase, Rewriting
-from parallax.strategy.cost import summed_bytes
+from parallax.strategy.cost import gradient_bytes
 from parallax.strategy.data import VariableStrategy
+from parallax.strategy.encoders import BlockEncoder, encoder_of
 from parallax.strategy.messages import is_own_product, known_after
 from parallax.strategy.registry import MessageKind, Synchronizer
 
@@ -21,12 +22,12 @@ aten: Any = torch.ops.aten
 
 def synchronize_dense(work: Rewriting) -> None:
     """Copy gradients to buckets as backward makes them; wait where the first is used."""
-    for phase in work.phases:
-        _phase(work, phase, "allreduce")
-        _phase(work, phase, "owner")
+    for number, phase in enumerate(work.phases):
+        _phase(work, phase, number, "allreduce")
+        _phase(work, phase, number, "owner")
 
 
-def _phase(work: Rewriting, phase: Phase, synchronizer: str) -> None:
+def _phase(work: Rewriting, phase: Phase, number: int, synchronizer: str) -> None:
     names = set(work.names_with(synchronizer))
     marks = [mark for mark in phase.marks if mark.args[1] in names]
     if not marks:
@@ -40,7 +41,7 @@ def _phase(work: Rewriting, phase: Phase, synchronizer: str) -> None:
         if (synchronizer == "owner")
         else ()
     )
-    resource = work.resource(BucketsSpec(entries, owners), "buckets")
+    resource = work.resource(BucketsSpec(entries, owners, number), "buckets")
     for index, mark in enumerate(marks):
         if entries[index].pieces > 1:
             _put_pieces(work, mark, known[mark], resource, index, entries[index])
@@ -102,7 +103,9 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
         variable = work.analysis.variables[str(mark.args[1])]
         choice = work.strategy.variables[variable.name]
         by_host = choice.hierarchy == "hosts"
-        key: object = (variable.dtype, choice.average, by_host, choice.group)
+        options = tuple(sorted(choice.encoder_options.items()))
+        encoder = (choice.encoder, options)
+        key: object = (variable.dtype, choice.average, by_host, encoder, choice.group)
         if choice.pieces > 1:
             key = mark
         bucket = buckets.setdefault(key, len(buckets))
@@ -115,6 +118,7 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
                 bucket,
                 by_host,
                 choice.pieces,
+                *encoder,
             )
         )
     return tuple(entries)
@@ -122,15 +126,21 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
 
 def _reduced(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
     """Of a ring: gradients once around, and their sums."""
-    return 2 * (workers - 1) / workers * summed_bytes(variable)
+    return 2 * (workers - 1) / workers * gradient_bytes(variable, choice)
 
 
 def _reduced_across(
     variable: Variable, choice: VariableStrategy, workers: int, hosts: int
 ) -> float:
-    """One link of the ring leaves each host; by host, a ring for each place in a host."""
+    """One link of the ring leaves each host; by host, a ring for each place in a host.
+
+    Encoded blocks go to the worker that sums them, and their sums to all.
+    """
+    size = gradient_bytes(variable, choice)
+    if isinstance(encoder_of(choice), BlockEncoder):
+        return 2 * (hosts - 1) / hosts * size
     ring = hosts if choice.hierarchy == "hosts" else workers
-    return 2 * (ring - 1) / ring * summed_bytes(variable) * hosts / workers
+    return 2 * (ring - 1) / ring * size * hosts / workers
 
 
 def _owned(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:

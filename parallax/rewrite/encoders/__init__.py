@@ -1,0 +1,1 @@
+"""Encoders of gradients, one file each; see :mod:`parallax.strategy.encoders`."""
