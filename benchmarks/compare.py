@@ -28,7 +28,7 @@ from benchmarks.comparison.values import Contestant, Task, Trial, Turn
 from benchmarks.namespaces import rate_bits
 from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS, WHOLE
 from benchmarks.virtual_cluster import VirtualCluster, VirtualClusterError
-from benchmarks.workloads import WORKLOADS, Training, find
+from benchmarks.workloads import PAPER, WORKLOADS, Training, find
 
 MEMORY_SHARE = 0.6  # of what is available
 SLOW_SECONDS = 3.0  # per step: such systems play few rounds
@@ -239,7 +239,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--workload", action="append", choices=WORKLOADS, help="one or several (default: all)")
+    add(
+        "--workload",
+        action="append",
+        choices=[*WORKLOADS, *PAPER],
+        help="one or several (default: all)",
+    )
     add("--system", action="append", choices=SYSTEMS, help="one or several (default: whole ones)")
     add("--hosts", type=int, default=4, help="of the cluster")
     add("--workers-per-host", type=int, default=1, help="worker processes on each host")

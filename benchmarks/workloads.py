@@ -234,6 +234,9 @@ PAPER: dict[str, Callable[[], Training]] = {
     "paper-nmt": lambda: nmt(6_000, hidden=128, batch=24),
 }
 
+# Of 56 million parameters 54 million are in fully connected layers (thesis, chapter 3).
+PAPER["vgg-fc"] = lambda: vgg(width=24, features=7300)
+
 # The same at sizes for a test.
 QUICK: dict[str, Callable[[], Training]] = {
     "lm-50k": lambda: lm(300, embedding=8, hidden=12, projection=8, sampled=16, batch=4, unroll=5),
@@ -244,6 +247,7 @@ QUICK: dict[str, Callable[[], Training]] = {
     "resnet": lambda: resnet(blocks=1, width=8, batch=2),
     "paper-resnet": lambda: resnet(blocks=1, width=8, batch=2),
     "paper-vgg": lambda: vgg(width=4, features=8, batch=2),
+    "vgg-fc": lambda: vgg(width=4, features=40, batch=2),
     "paper-lm": lambda: lm(300, embedding=8, hidden=12, projection=8, sampled=16, batch=4),
     "paper-nmt": lambda: nmt(200, embedding=8, hidden=8, batch=4, length=5),
 }

@@ -150,5 +150,5 @@ def counted(world: World, wanted: Mapping[str, Any], steps: int = 3) -> dict[str
         "sent": sent,
         "formula": runner.plan.bytes_per_step,
         "chosen": [row.choice.synchronizer for row in rows],
-        "purposes": dict(world.traffic.sent),
+        "held": sum(shard.numel() for shard in runner._state.shards.values()),
     }

@@ -15,6 +15,7 @@ from parallax.ops.resources import (
     RowIdsSpec,
     RowsSpec,
 )
+from parallax.ops.values import GatherSpec
 from parallax.runtime.bags import BagExchange
 from parallax.runtime.comm import World
 from parallax.runtime.control import StepControl
@@ -24,6 +25,7 @@ from parallax.runtime.factors import FactorExchange
 from parallax.runtime.row_ids import RowIdCheck
 from parallax.runtime.rows import RowExchange
 from parallax.runtime.rows_by_host import HostRowExchange
+from parallax.runtime.values import ValueGather
 
 
 class ResourcePool:
@@ -45,6 +47,8 @@ class ResourcePool:
     def _make(self, spec: ResourceSpec) -> Any:
         if isinstance(spec, FactorsSpec):
             return FactorExchange(spec, self._world, self._control)
+        if isinstance(spec, GatherSpec):
+            return ValueGather(spec, self._world)
         if isinstance(spec, OwnSpec):
             return spec.make(self._world, self._control)
         if isinstance(spec, RowsSpec):

@@ -6,6 +6,7 @@ worker sends on average:
 ===============  ==============================================================================
 allreduce        2 (N-1)/N b                         ring AllReduce
 owner            2 (N-1)/N b                         gradient to its owners, new values back
+scatter          2 (N-1)/N b                         the same; values at the next step's beginning
 rows             2 (N-1)/N αb  +  4 (N-1)/N αV       rows and row gradients; ids of 4 bytes
 allgather        (N-1) αb  +  8 (N-1) αV             row gradients to all; ids of 8 bytes
 bags, one owner  2 (N-1)/N Br  +  4 (N-1)/N (n + B)  bags and their gradients; ids, bag sizes

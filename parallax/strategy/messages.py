@@ -54,13 +54,22 @@ def _pulls(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, 
     """Tables in the order in which they are read, together unless there is work in between."""
     order = list(analysis.step.graph.nodes)
     place = {node: index for index, node in enumerate(order)}
-    first = {
-        min((lookup.node for lookup in lookups), key=place.__getitem__): name
-        for name, lookups in analysis.lookups.items()
-        if lookups and strategy.variables[name].synchronizer == "rows"
-    }
+    first: dict[Node, list[str]] = {}
+    for name, choice in strategy.variables.items():
+        reads: list[Node] = []
+        if choice.synchronizer == "rows":
+            reads = [lookup.node for lookup in analysis.lookups.get(name, ())]
+        elif facts(choice).sharded and not facts(choice).whole and not facts(choice).sparse:
+            reads = analysis.components[name].whole_reads
+        if reads:
+            first.setdefault(min(reads, key=place.__getitem__), []).append(name)
     groups = split_by_compute(first, order, counts, WORTH_A_MESSAGE)
-    return {first[node]: number for number, nodes in enumerate(groups) for node in nodes}
+    return {
+        name: number
+        for number, nodes in enumerate(groups)
+        for node in nodes
+        for name in first[node]
+    }
 
 
 def _pushes(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, object]:

@@ -124,7 +124,7 @@ NONE = Synchronizer("none", _none_sent, check=_is_not_trained)
 """Of a variable that receives no gradient."""
 
 _HOME = "parallax.rewrite.synchronizers"
-_MODULES = ("rows", "bags", "dense", "factors")
+_MODULES = ("rows", "bags", "scatter", "dense", "factors")
 """Files of ``rewrite/synchronizers``; their rewriting passes run in this order."""
 
 _known: dict[str, Synchronizer] = {}

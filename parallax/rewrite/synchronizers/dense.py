@@ -10,24 +10,26 @@ from torch.fx import Node
 
 from parallax.graph.variables import Variable
 from parallax.ops.resources import BucketEntry, BucketsSpec, put_gradient, wait_gradients
-from parallax.rewrite.context import Phase, Rewriting
+from parallax.rewrite.context import Rewriting
 from parallax.strategy.cost import gradient_bytes
 from parallax.strategy.data import VariableStrategy
 from parallax.strategy.encoders import BlockEncoder, encoder_of
 from parallax.strategy.messages import is_own_product, known_after
-from parallax.strategy.registry import MessageKind, Synchronizer
+from parallax.strategy.registry import MessageKind, Synchronizer, facts
 
 aten: Any = torch.ops.aten
 
 
 def synchronize_dense(work: Rewriting) -> None:
     """Copy gradients to buckets as backward makes them; wait where the first is used."""
-    for number, phase in enumerate(work.phases):
-        _phase(work, phase, number, "allreduce")
-        _phase(work, phase, number, "owner")
+    for number in range(len(work.phases)):
+        sum_in_buckets(work, number, "allreduce")
+        sum_in_buckets(work, number, "owner")
 
 
-def _phase(work: Rewriting, phase: Phase, number: int, synchronizer: str) -> None:
+def sum_in_buckets(work: Rewriting, number: int, synchronizer: str) -> None:
+    """Sum the gradients of a phase that are synchronised so: on all workers, or on the owners."""
+    phase = work.phases[number]
     names = set(work.names_with(synchronizer))
     marks = [mark for mark in phase.marks if mark.args[1] in names]
     if not marks:
@@ -36,11 +38,8 @@ def _phase(work: Rewriting, phase: Phase, number: int, synchronizer: str) -> Non
     known = {mark: known_after(mark) for mark in marks}
     marks = sorted(marks, key=lambda mark: order[known[mark]])
     entries = _entries(work, marks)
-    owners = (
-        tuple(work.layout(str(m.args[1])).ranges() for m in marks)
-        if (synchronizer == "owner")
-        else ()
-    )
+    sharded = facts(work.strategy.variables[entries[0].name]).sharded
+    owners = tuple(work.layout(entry.name).ranges() for entry in entries) if sharded else ()
     resource = work.resource(BucketsSpec(entries, owners, number), "buckets")
     for index, mark in enumerate(marks):
         if entries[index].pieces > 1:
@@ -143,14 +142,17 @@ def _reduced_across(
     return 2 * (ring - 1) / ring * size * hosts / workers
 
 
-def _owned(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+def scatter_and_gather(
+    variable: Variable, choice: VariableStrategy, workers: int, hosts: int
+) -> float:
     """Gradients to their owners, new values back."""
     return 2 * (workers - 1) / workers * variable.bytes
 
 
-def _one_way(
+def half_each_way(
     kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int
 ) -> float:
+    """As much as gradients, new values."""
     return 0.5
 
 
@@ -169,9 +171,9 @@ SYNCHRONIZERS = (
     ),
     Synchronizer(
         "owner",
-        _owned,
+        scatter_and_gather,
         synchronize_dense,
-        part=_one_way,
+        part=half_each_way,
         messages=2,
         dense=True,
         sharded=True,

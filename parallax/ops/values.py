@@ -1,0 +1,32 @@
+"""What the synchroniser of scattered variables asks of the runtime."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from parallax.ops.resources import OwnSpec
+
+
+@dataclass(frozen=True)
+class GatherSpec(OwnSpec):
+    """Variables of which every worker has some rows, and which are read whole.
+
+    Args:
+        shapes, dtypes: of the whole variables.
+        ranges: of each variable, by worker, its first and one-past-last row.
+        messages: of each, the message that brings it.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    ranges: tuple[tuple[tuple[int, int], ...], ...]
+    messages: tuple[int, ...]
+
+    def of_message(self, number: int) -> list[int]:
+        """The variables of a message, by their place."""
+        return [index for index, message in enumerate(self.messages) if message == number]
+
+    def message(self, number: int) -> tuple[str, tuple[str, ...]]:
+        return "owned", tuple(self.names[index] for index in self.of_message(number))

@@ -1,0 +1,42 @@
+"""Scattered variables: sharded state, gathered where it is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import synchronizers
+from pool import Pool
+
+SCATTER: dict[str, Any] = {"synchronizer": "scatter", "partition": "block", "owners": "all"}
+CASES = [
+    ("dense", "momentum", "clip_norm"),
+    ("dense", "adam", "clip_norm"),
+    ("sparse", "adamw", "average"),
+    ("tied", "nesterov", "clip_value"),
+]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_scattered_variables_give_the_numbers_of_one_device(pool: Pool, size: int) -> None:
+    for found in pool.run(size, synchronizers.compare, SCATTER, CASES):
+        for case, (difference, chosen) in found.items():
+            assert difference < 1e-10, case
+            assert {"hidden.weight", "hidden.bias", "offset"} <= set(chosen), (case, chosen)
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_batches_may_be_uneven_or_empty(pool: Pool, mean: bool) -> None:
+    for found in pool.run(3, synchronizers.uneven, SCATTER, mean):
+        assert found["chosen"] == ["scatter"] * 3
+        assert found["difference"] < 1e-10
+
+
+def test_every_worker_holds_and_sends_its_share(pool: Pool) -> None:
+    found = pool.run(4, synchronizers.counted, SCATTER)
+    elements = 300 * 400 + 400 + 400 * 200 + 200
+    for one in found:
+        assert one["chosen"] == ["scatter"] * 4
+        assert one["sent"] == pytest.approx(one["formula"], rel=0.02)
+        assert one["formula"] == pytest.approx(2 * 3 / 4 * 4 * elements)
+        assert one["held"] == pytest.approx(2 * elements / 4, rel=0.01)  # values and momentum
