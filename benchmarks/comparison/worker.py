@@ -93,6 +93,8 @@ def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
     turns = []
     for number in range(task.rounds):
         playing = [c for c in task.contestants if number < c.rounds]
+        if not playing:  # all are slow, and have played their few rounds
+            break
         # Each in turn goes first: whoever follows finds the caches as another left them.
         first = number % len(playing)
         for contestant in playing[first:] + playing[:first]:

@@ -29,14 +29,14 @@ def build(training: Training, option: str) -> Step:
 
     Args:
         training: what to train.
-        option: the ``run_option``; after a slash, one of ``LEVELS`` instead of what parallax would
-            choose for the network.
+        option: a builder; after a slash, one of ``LEVELS`` instead of what parallax would choose
+            for the network.
     """
-    run_option, _, levels = option.partition("/")
+    builder, _, levels = option.partition("/")
     torch.manual_seed(0)
     model = training.model(False)
     step = make_step(training, model, model, training.optimizer(model.parameters()))
-    config = parallax.Config(run_option=run_option, seed=0)  # type: ignore[arg-type]
+    config = parallax.Config(strategy=builder, seed=0)
     runner = parallax.get_runner(step, config=config)
     return with_levels(runner.run, LEVELS[levels]) if levels else runner.run
 

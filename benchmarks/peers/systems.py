@@ -56,6 +56,7 @@ SYSTEMS = {
         System(HYBRID, "ours", "HYBRID"),
         System("parallax-ps", "ours", "PS"),
         System("parallax-ar", "ours", "AR"),
+        System("parallax-poseidon", "ours", "Poseidon", part=True),
         # Two levels of exchange nowhere; for rows; for rows and dense gradients.
         System("parallax-ps-flat", "ours", "PS/flat", part=True),
         System("parallax-ar-flat", "ours", "AR/flat", part=True),
