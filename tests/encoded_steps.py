@@ -19,34 +19,11 @@ from parallax.runtime.control import StepControl
 from parallax.runtime.dense import Buckets
 from parallax.runtime.encoded_pool import STATE, EncodedBuckets
 from parallax.runtime.runner import Runner
-from parallax.strategy.builders import ClusterFacts, GraphFacts, StrategyBuilder
-from parallax.strategy.data import Strategy, VariableStrategy
+from parallax.strategy.builders import Encoded
 
 SEED = 3
 WIDTH, HIDDEN, ROWS = 24, 96, 8
 Options = dict[str, float]
-
-
-class Encoding(StrategyBuilder):
-    """AllReduce of all gradients, encoded."""
-
-    name = "ENCODING"
-
-    def __init__(self, encoder: str, options: Options | None = None) -> None:
-        self.encoder = encoder
-        self.options = options or {}
-
-    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
-        chosen = {
-            name: VariableStrategy(
-                "allreduce",
-                average=cluster.config.average_dense,
-                encoder=self.encoder,
-                encoder_options=self.options,
-            )
-            for name in graph.trainable
-        }
-        return Strategy(graph.fingerprint, cluster.workers, chosen)
 
 
 def model(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, Callable[..., Any]]:
@@ -77,7 +54,7 @@ def batch(rank: int, step: int, rows: int = ROWS, dtype: torch.dtype = torch.flo
 def runner_for(
     world: World, step: Callable[..., Any], encoder: str, options: Options | None = None
 ) -> Runner:
-    config = Config(strategy=Encoding(encoder, options), workers=1, seed=SEED)
+    config = Config(strategy=Encoded(encoder, **(options or {})), workers=1, seed=SEED)
     return Runner(step, discover(step), config, world)
 
 

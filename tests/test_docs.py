@@ -231,6 +231,13 @@ def test_builder_on_two_workers(pool: Pool, tmp_path: Path) -> None:
     assert sum(loss for _, loss in found) / 2 == pytest.approx(alone, rel=1e-5)
 
 
+def test_encoder_on_two_workers(tmp_path: Path) -> None:
+    page = "docs/extending.md"
+    write(page, tmp_path)
+    promised = printed(page, "bytes a step").strip()
+    assert f"[worker 0] {promised}" in start(["train_in_float8.py"], tmp_path)
+
+
 def anchors(page: str) -> set[str]:
     """The anchors of a page's headings, as code hosts make them."""
     titles = HEADING.findall(BLOCK.sub("", text_of(page)))

@@ -9,6 +9,7 @@ from parallax.errors import ConfigError
 from parallax.strategy.builders.all_reduce import AllReduce, Replicated
 from parallax.strategy.builders.auto import Auto
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
+from parallax.strategy.builders.encoded import Encoded
 from parallax.strategy.builders.factors import Poseidon, ProjectAdam
 from parallax.strategy.builders.horovod import Horovod
 from parallax.strategy.builders.hybrid import Hybrid
@@ -24,6 +25,7 @@ __all__ = [
     "BUILDERS",
     "ENTRY_POINTS",
     "ClusterFacts",
+    "Encoded",
     "GraphFacts",
     "StrategyBuilder",
     "builder_names",

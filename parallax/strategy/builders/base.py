@@ -86,7 +86,7 @@ class StrategyBuilder(ABC):
     name: ClassVar[str] = ""
     """What it is called in ``Config(strategy=...)`` and in the plan; else the class's name."""
 
-    arranges_messages: ClassVar[bool] = False
+    arranges_messages: bool = False
     """It sets ``hierarchy``, ``group``, ``pieces`` and ``pull_group`` itself. Else parallax does:
     by the network, and by the order in which the graph computes."""
 

@@ -1,0 +1,53 @@
+"""Another builder's strategy with encoded gradients."""
+
+from __future__ import annotations
+
+import msgspec
+
+from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
+from parallax.strategy.builders.hybrid import Hybrid
+from parallax.strategy.data import Strategy, VariableStrategy
+from parallax.strategy.registry import facts
+
+
+class Encoded(StrategyBuilder):
+    """What another builder decides, with dense gradients encoded while they travel.
+
+    All gradients are encoded whose synchroniser can sum encoded values.
+    """
+
+    def __init__(self, encoder: str, base: StrategyBuilder | None = None, **options: float) -> None:
+        """
+        Args:
+            encoder: its name.
+            base: the other builder; HYBRID if None.
+            options: of the encoder, where they differ from its defaults.
+        """
+        self.encoder = encoder
+        self.base = base or Hybrid()
+        self.options = options
+        self.arranges_messages = self.base.arranges_messages
+
+    @property
+    def title(self) -> str:
+        """Its name, for people."""
+        return f"{self.base.title}, {self.encoder}"
+
+    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
+        """See :meth:`StrategyBuilder.build`."""
+        built = self.base.build(graph, cluster)
+        chosen = {name: self._encoded(choice) for name, choice in built.variables.items()}
+        return msgspec.structs.replace(built, variables=chosen)
+
+    def _encoded(self, choice: VariableStrategy) -> VariableStrategy:
+        if not facts(choice).encodes:
+            return choice
+        return msgspec.structs.replace(
+            choice,
+            encoder=self.encoder,
+            encoder_options=self.options,
+            hierarchy="flat",
+            reduction="auto",
+            order=(),
+            pieces=1,
+        )
