@@ -19,12 +19,12 @@ from parallax.runtime.runner import Runner
 from parallax.strategy.builders import Encoded
 
 SEED = 7
-BATCH, STEPS = 32, 400
+BATCH, STEPS = 32, 800
 
 
 def accuracies(world: World, cases: list[tuple[str, Options]]) -> list[dict[str, Any]]:
     """Test accuracy, and bytes sent per step, of each encoder after the same steps."""
-    data = load_images("auto", CACHE)
+    data = load_images("digits", CACHE)
     pairs = TensorDataset(data.train_images, data.train_labels)
     results = []
     for encoder, options in cases:

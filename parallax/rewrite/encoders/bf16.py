@@ -12,7 +12,7 @@ from parallax.strategy.encoders import BlockEncoder, Option
 class BFloat16(BlockEncoder):
     """Each element rounded to bfloat16; 2 bytes an element.
 
-    What rounding loses is at most 2⁻⁹ of each element, so residuals are kept only with
+    What rounding loses is at most 2⁻⁸ of each element, so residuals are kept only with
     ``feedback=1``. NaN and infinity stay what they are.
     """
 
