@@ -1,4 +1,4 @@
-"""Random strategies for the property tests: any way that fits, for every variable."""
+"""Training by strategies of tests' own, on the workers of a pool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import equality
-import msgspec
+from random_strategies import random_strategy
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
@@ -20,7 +20,7 @@ from parallax.strategy.builders import (
     StrategyBuilder,
     find_builder,
 )
-from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
+from parallax.strategy.data import Strategy
 
 
 class Made(StrategyBuilder):
@@ -75,35 +75,6 @@ def failed(world: World, settings: dict[str, Any], case: tuple[str, str, str]) -
     except Exception as error:
         return type(error).__name__, str(error)
     return "", ""
-
-
-def random_strategy(variables: Sequence[Variable], workers: int, seed: int) -> Strategy:
-    """A strategy that fits, drawn at random."""
-    draw = random.Random(seed)
-    everyone = tuple(range(workers))
-    chosen = {}
-    kinds: dict[object, int] = {}
-    for variable in variables:
-        options = [VariableStrategy("allreduce")] if not variable.lazy else []
-        if not variable.trainable:
-            options = [VariableStrategy("none")]
-        elif variable.sparse:
-            options.append(VariableStrategy("allgather"))
-            if not variable.shard_obstacle:
-                options.append(VariableStrategy("rows", "cyclic", everyone))
-        elif not variable.shard_obstacle:
-            options.append(VariableStrategy("owner", "whole", (draw.randrange(workers),)))
-            options.append(VariableStrategy("owner", "block", everyone))
-        choice = draw.choice(options)
-        whole = choice.synchronizer == "allreduce"
-        kind = (choice.synchronizer, variable.dtype, draw.randrange(2))
-        chosen[variable.name] = msgspec.structs.replace(
-            choice,
-            group=draw.randrange(3) and 1 + kinds.setdefault(kind, len(kinds)),
-            pieces=draw.randint(1, min(max(variable.rows, 1), 3)) if whole else 1,
-            pull_group=draw.randrange(2),
-        )
-    return Strategy(fingerprint(variables), workers, chosen)
 
 
 def compare_random(world: World, seed: int) -> dict[str, Any]:

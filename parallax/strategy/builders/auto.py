@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
+import torch
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
@@ -24,6 +27,8 @@ logger = logging.getLogger("parallax")
 
 # What computation hides costs nothing; of steps that take as long, the one that sends less wins.
 HIDDEN = 0.01
+# Relative difference below which two times are the same.
+TIE = 1e-6
 
 
 @dataclass(frozen=True)
@@ -170,33 +175,40 @@ def _latency(choice: VariableStrategy, network: Network) -> float:
 def cheapest(priced: Mapping[str, list[Priced]]) -> dict[str, Priced]:
     """For each variable its cheapest way; without the kinds of messages that are not worth it.
 
+    Every set of synchronisers is tried: with a few, each variable may cost more, but fewer kinds of
+    messages wait for each other. Of equal ones, sums by AllReduce are preferred: they need nothing
+    of the next step.
+
     Args:
-        priced: by variable, its ways, cheapest first.
+        priced: by variable, its ways.
     """
-    allowed = {one.choice.synchronizer for found in priced.values() for one in found}
+    if not priced:
+        return {}
+    by_kind = [
+        {one.choice.synchronizer: one for one in reversed(found)} for found in priced.values()
+    ]
+    kinds = sorted({kind for ways in by_kind for kind in ways}, key=_preference)
+    seconds = torch.tensor(
+        [[ways[k].seconds if k in ways else math.inf for k in kinds] for ways in by_kind],
+        dtype=torch.float64,
+    )
+    latency = {k: max(ways[k].latency for ways in by_kind if k in ways) for k in kinds}
+    best, least = tuple(range(len(kinds))), math.inf
+    for count in range(1, len(kinds) + 1):
+        for picked in itertools.combinations(range(len(kinds)), count):
+            total = float(seconds[:, list(picked)].amin(1).sum())
+            total += sum(latency[kinds[k]] for k in picked)
+            if total < least * (1 - TIE):
+                best, least = picked, total
+    places = (seconds[:, list(best)] * (1 + TIE * torch.arange(len(best)))).argmin(1)
+    return {
+        name: ways[kinds[best[int(place)]]]
+        for name, ways, place in zip(priced, by_kind, places, strict=True)
+    }
 
-    def chosen(kinds: set[str]) -> dict[str, Priced] | None:
-        picked = {
-            name: next((one for one in found if one.choice.synchronizer in kinds), None)
-            for name, found in priced.items()
-        }
-        taken = {name: one for name, one in picked.items() if one is not None}
-        return taken if len(taken) == len(priced) else None
 
-    best = chosen(allowed)
-    assert best is not None, "a variable cannot be synchronised in any way"
-    while True:
-        used = {one.choice.synchronizer for one in best.values()}
-        fewer = [found for kind in sorted(used) if (found := chosen(used - {kind})) is not None]
-        better = min(fewer, key=_total, default=best)
-        if _total(better) >= _total(best):
-            return best
-        best = better
-
-
-def _total(chosen: Mapping[str, Priced]) -> float:
-    latencies = {one.choice.synchronizer: one.latency for one in chosen.values()}
-    return sum(one.seconds for one in chosen.values()) + sum(latencies.values())
+def _preference(kind: str) -> tuple[bool, int]:
+    return not synchronizers()[kind].reduces, list(synchronizers()).index(kind)
 
 
 def _explained(
