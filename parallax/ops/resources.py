@@ -95,7 +95,8 @@ class BucketEntry:
 
     ``by_host``: it is summed inside each host before it is summed between hosts. ``pieces``: how
     many parts of its rows travel one by one, for which the bucket is its own. ``encoder``: what it
-    is encoded by, with the options that were given.
+    is encoded by, with the options that were given. ``reduction``: how it is summed, by workers in
+    ``order``; ``broadcast`` to send it to all, each of whom sums what came.
     """
 
     name: str
@@ -107,6 +108,8 @@ class BucketEntry:
     pieces: int = 1
     encoder: str = "none"
     encoder_options: tuple[tuple[str, float], ...] = ()
+    reduction: str = "auto"
+    order: tuple[int, ...] = ()
 
     def rows(self, piece: int) -> tuple[int, int]:
         """The first row of a piece, and the one after its last."""

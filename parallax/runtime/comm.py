@@ -28,6 +28,7 @@ import torch.distributed as dist
 from parallax.cluster.environment import WorkerEnvironment
 from parallax.cluster.worker_start import keep_undestroyed
 from parallax.errors import LaunchError, PeerError
+from parallax.runtime.background import Background
 
 SLICE = timedelta(milliseconds=200)
 TIMEOUT = timedelta(minutes=30)
@@ -48,6 +49,10 @@ class Traffic:
     """Collectives that were started."""
     waited: float = 0.0
     """Seconds spent waiting for messages."""
+
+    def wait(self, seconds: float) -> None:
+        """Note a time of waiting."""
+        self.waited += seconds
 
     def add(self, purpose: str, count: float, across: float) -> None:
         self.sent[purpose] += round(count)
@@ -111,14 +116,19 @@ class Pending:
                 work.wait()
                 return
             except RuntimeError as error:
-                raise self._lost(str(error).splitlines()[0]) from error
+                raise self._lost(str(error)) from error
 
     def _lost(self, reason: str) -> PeerError:
-        return PeerError(
-            f"Worker {self._world.rank} lost another worker while waiting for {self._what}: "
-            f"{reason}",
-            hint="the first failure in the other workers' output is the cause; this one follows.",
-        )
+        return lost_worker(self._world, self._what, reason)
+
+
+def lost_worker(world: World, what: str, reason: str) -> PeerError:
+    """Another worker failed while this one waited for something."""
+    return PeerError(
+        f"Worker {world.rank} lost another worker while waiting for {what}: "
+        f"{(reason.splitlines() or ['no reason'])[0]}",
+        hint="the first failure in the other workers' output is the cause; this one follows.",
+    )
 
 
 class World:
@@ -152,6 +162,7 @@ class World:
         self._store = store
         self._groups = groups or {}
         self._round: Counter[str] = Counter()
+        self.background = Background()
         self._given: deque[weakref.ref[torch.Tensor]] = deque(maxlen=GIVEN)
         if store is not None:
             atexit.register(self._say_goodbye)
@@ -215,6 +226,34 @@ class World:
         work = dist.all_reduce(buffer, group=among.handle, async_op=True)
         return Pending(work, "the sum of gradients", self)
 
+    def transfer(
+        self, sent: torch.Tensor, to: int | None, received: torch.Tensor, source: int | None
+    ) -> None:
+        """Send to one worker while receiving from another; waits for both, without a slice: for
+        threads that have nothing else to do. Counts nothing.
+
+        Raises:
+            PeerError: another worker ended or did not answer in time.
+        """
+        _check(sent)
+        _check(received)
+        handle = self._groups["dense"].handle
+        operations = [
+            dist.P2POp(one, part, dist.get_global_rank(handle, peer), handle)
+            for one, part, peer in ((dist.isend, sent, to), (dist.irecv, received, source))
+            if peer is not None and len(part)
+        ]
+        try:
+            for work in dist.batch_isend_irecv(operations) if operations else ():
+                work.wait()
+        except RuntimeError as error:
+            raise lost_worker(self, "the sum of gradients", str(error)) from error
+
+    def count(self, purpose: str, sent: Sequence[int]) -> None:
+        """Note a message, and the bytes of it that go to each worker."""
+        self.traffic.messages += 1
+        self._count(purpose, self._groups["dense"], sent)
+
     def all_to_all(
         self,
         received: torch.Tensor,
@@ -271,13 +310,15 @@ class World:
         numbers: list[list[int]] = received.tolist()
         return numbers
 
-    def all_gather(self, received: torch.Tensor, sent: torch.Tensor, purpose: str) -> Pending:
+    def all_gather(
+        self, received: torch.Tensor, sent: torch.Tensor, purpose: str, group: str = "rows"
+    ) -> Pending:
         """Every worker's equally sized ``sent``, one after the other: N-1 times its bytes sent."""
         _check(received)
         _check(sent)
         count = [sent.numel()] * self.size
         repeated = sent.reshape(-1).repeat(self.size)
-        return self.all_to_all(received.view(-1), repeated, count, count, purpose)
+        return self.all_to_all(received.view(-1), repeated, count, count, purpose, group)
 
     def broadcast(self, buffer: torch.Tensor, source: int, purpose: str) -> None:
         """Overwrite ``buffer`` by the one of worker ``source``."""

@@ -9,10 +9,12 @@ import torch
 
 from parallax.errors import UnsupportedError
 from parallax.ops.resources import BucketEntry, BucketsSpec, CombineSpec, PullSpec, ReductionSpec
+from parallax.runtime.background import Later
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import FLOATS, StepControl
 from parallax.runtime.encoded import EncodedBucket
 from parallax.runtime.encoded_pool import EncodedBuckets
+from parallax.runtime.sums import sum_by
 
 
 class _Bucket:
@@ -28,10 +30,12 @@ class _Bucket:
         self.dtype = torch.float32 if entry.dtype.itemsize < 4 else entry.dtype
         self.average = entry.average
         self.by_host = entry.by_host
+        self.reduction = entry.reduction
+        self.order = entry.order
         self.has_words = has_words
         self.entries: list[int] = []
         self.filled = 0
-        self.pending: Pending | None = None
+        self.pending: Pending | Later | None = None
         self.segments: list[int] = []
         self.buffer = torch.empty(0)
         self.received = torch.empty(0)
@@ -143,6 +147,10 @@ class Buckets:
         size += -size % parts
         bucket.segments = [size]
         bucket.buffer = torch.zeros(size, dtype=bucket.dtype, device=self.world.device)
+        if bucket.reduction == "broadcast":
+            bucket.received = torch.zeros(
+                size * self.world.size, dtype=bucket.dtype, device=self.world.device
+            )
         if bucket.by_host:
             bucket.received = torch.zeros_like(bucket.buffer)
             bucket.part = torch.zeros_like(bucket.buffer[: size // parts])
@@ -210,7 +218,7 @@ class Buckets:
             self._start_by_host(bucket)
             return
         if not self.spec.owners:
-            bucket.pending = self.world.all_reduce(bucket.buffer, "dense: sum")
+            bucket.pending = self._sum(bucket)
             return
         own = bucket.segments[self.world.rank]
         bucket.pending = self.world.all_to_all(
@@ -221,6 +229,15 @@ class Buckets:
             "dense: push",
             "dense",
         )
+
+    def _sum(self, bucket: _Bucket) -> Pending | Later:
+        """Start to sum a bucket on all workers."""
+        world, buffer = self.world, bucket.buffer
+        if bucket.reduction == "auto":
+            return world.all_reduce(buffer, "dense: sum")
+        if bucket.reduction == "broadcast":
+            return world.all_gather(bucket.received, buffer, "dense: broadcast", "dense")
+        return sum_by(world, buffer, bucket.reduction, bucket.order, "dense: sum")
 
     def _start_by_host(self, bucket: _Bucket) -> None:
         """Every worker of a host sums its part of the bucket, and then with its rail."""
@@ -257,6 +274,9 @@ class Buckets:
             if self.spec.owners:
                 own = bucket.segments[self.world.rank]
                 bucket.result = bucket.received.view(self.world.size, own).sum(0)
+            elif bucket.reduction == "broadcast":
+                torch.sum(bucket.received.view(self.world.size, -1), 0, out=bucket.buffer)
+                bucket.result = bucket.buffer
             else:
                 bucket.result = bucket.buffer
             if bucket.has_words:

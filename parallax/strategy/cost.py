@@ -4,7 +4,8 @@ For N workers, a variable of b bytes and V rows, of which a share α is touched 
 worker sends on average:
 
 ===============  ==============================================================================
-allreduce        2 (N-1)/N b                         ring AllReduce
+allreduce        2 (N-1)/N b                         by ring, tree, halving, or the backend
+broadcast        (N-1) b                             whole gradients to all (peer to peer)
 owner            2 (N-1)/N b                         gradient to its owners, new values back
 scatter          2 (N-1)/N b                         the same; values at the next step's beginning
 rows             2 (N-1)/N αb  +  4 (N-1)/N αV       rows and row gradients; ids of 4 bytes
@@ -25,6 +26,7 @@ On H hosts of k workers each, numbered host by host, each worker sends of it to 
 ====================  =========================================================================
 allreduce             2 (N-1)/N b/k                    one link of the ring leaves each host
 allreduce, by host    2 (H-1)/H b/k
+tree, halving         what their messages say           parallax.ops.reductions
 rows, by host         (H-1)/H (2ur + 4u)/k             what a host's workers ask for, once
 allgather             (N-k) αb  +  8 (N-k) αV
 all others            as above, with (H-1)/H in place of (N-1)/N

@@ -110,6 +110,7 @@ def _check(
         *_of_kind(one, variable),
         *_of_owners(one, choice, variable, workers),
         *_of_messages(one, choice, variable, two_levels),
+        *_of_reduction(one, choice, workers),
         *encoder_problems(choice, variable, one.encodes),
         *_unused(choice),
         *one.check(choice, variable, workers),
@@ -200,10 +201,32 @@ def _of_messages(
             yield field, f"{field} {getattr(choice, field)} is negative", "use 0 or more"
 
 
-UNUSED = (
-    *("axis", "shards", "reduction", "order"),
-    *("memory", "staleness"),
-)
+def _of_reduction(one: Synchronizer, choice: VariableStrategy, workers: int) -> Iterator[Problem]:
+    """Whether it can be summed so."""
+    if choice.reduction != "auto":
+        names = names_where(lambda one: one.reduces)
+        if not one.reduces:
+            problem = f"reduction {choice.reduction!r} is for {' and '.join(names)}"
+            yield "reduction", f"{problem}, not for {one.name}", "use 'auto'"
+        for field, only in (("hierarchy", "flat"), ("encoder", "none")):
+            if getattr(choice, field) != only:
+                problem = f"reduction {choice.reduction!r} cannot be used with {field}"
+                problem += f" {getattr(choice, field)!r}, which sums in a way of its own"
+                yield "reduction", problem, f"use 'auto', or {field} {only!r}"
+    if not choice.order:
+        return
+    if choice.reduction == "auto":
+        yield "order", "order is for reductions 'ring', 'tree' and 'halving'", "leave it empty"
+    missing = sorted(set(range(workers)) - set(choice.order))
+    if missing:
+        problem = f"order misses worker {', '.join(map(str, missing[:5]))}"
+        yield "order", problem, f"name all workers from 0 to {workers - 1}"
+    elif len(choice.order) != workers or max(choice.order) >= workers or min(choice.order) < 0:
+        problem = f"order {choice.order} is no order of {workers} workers"
+        yield "order", problem, f"name each worker from 0 to {workers - 1} once"
+
+
+UNUSED = ("axis", "shards", "memory", "staleness")
 
 
 def _unused(choice: VariableStrategy) -> Iterator[Problem]:

@@ -9,9 +9,10 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.variables import Variable
+from parallax.ops.reductions import remote_share
 from parallax.ops.resources import BucketEntry, BucketsSpec, put_gradient, wait_gradients
 from parallax.rewrite.context import Rewriting
-from parallax.strategy.cost import gradient_bytes
+from parallax.strategy.cost import gradient_bytes, summed_bytes
 from parallax.strategy.data import VariableStrategy
 from parallax.strategy.encoders import BlockEncoder, encoder_of
 from parallax.strategy.messages import is_own_product, known_after
@@ -24,6 +25,7 @@ def synchronize_dense(work: Rewriting) -> None:
     """Copy gradients to buckets as backward makes them; wait where the first is used."""
     for number in range(len(work.phases)):
         sum_in_buckets(work, number, "allreduce")
+        sum_in_buckets(work, number, "broadcast")
         sum_in_buckets(work, number, "owner")
 
 
@@ -104,7 +106,9 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
         by_host = choice.hierarchy == "hosts"
         options = tuple(sorted(choice.encoder_options.items()))
         encoder = (choice.encoder, options)
-        key: object = (variable.dtype, choice.average, by_host, encoder, choice.group)
+        broadcast = choice.synchronizer == "broadcast"
+        how = ("broadcast" if broadcast else choice.reduction, choice.order)
+        key: object = (variable.dtype, choice.average, by_host, encoder, how, choice.group)
         if choice.pieces > 1:
             key = mark
         bucket = buckets.setdefault(key, len(buckets))
@@ -118,6 +122,7 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
                 by_host,
                 choice.pieces,
                 *encoder,
+                *how,
             )
         )
     return tuple(entries)
@@ -138,8 +143,16 @@ def _reduced_across(
     size = gradient_bytes(variable, choice)
     if isinstance(encoder_of(choice), BlockEncoder):
         return 2 * (hosts - 1) / hosts * size
+    if choice.reduction != "auto":
+        order = choice.order or tuple(range(workers))
+        return size * remote_share(choice.reduction, order, hosts)
     ring = hosts if choice.hierarchy == "hosts" else workers
     return 2 * (ring - 1) / ring * size * hosts / workers
+
+
+def _broadcast(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
+    """The whole gradient to each other worker."""
+    return (workers - 1) * summed_bytes(variable)
 
 
 def scatter_and_gather(
@@ -169,6 +182,7 @@ SYNCHRONIZERS = (
         encodes=True,
         merges=True,
     ),
+    Synchronizer("broadcast", _broadcast, synchronize_dense, dense=True, merges=True),
     Synchronizer(
         "owner",
         scatter_and_gather,
