@@ -231,11 +231,16 @@ def test_builder_on_two_workers(pool: Pool, tmp_path: Path) -> None:
     assert sum(loss for _, loss in found) / 2 == pytest.approx(alone, rel=1e-5)
 
 
-def test_encoder_on_two_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("script", "containing"),
+    [("train_in_float8.py", "loss below"), ("train_with_star.py", "the same numbers")],
+)
+def test_extensions_on_two_workers(script: str, containing: str, tmp_path: Path) -> None:
+    """An encoder and a synchroniser, each of one file."""
     page = "docs/extending.md"
     write(page, tmp_path)
-    promised = printed(page, "bytes a step").strip()
-    assert f"[worker 0] {promised}" in start(["train_in_float8.py"], tmp_path)
+    promised = printed(page, containing).strip()
+    assert f"[worker 0] {promised}" in start([script], tmp_path)
 
 
 def anchors(page: str) -> set[str]:
