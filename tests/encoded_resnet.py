@@ -19,7 +19,7 @@ from parallax.runtime.runner import Runner
 from parallax.strategy.builders import Encoded
 
 SEED = 7
-BATCH, STEPS = 32, 800
+BATCH, STEPS = 32, 2000
 
 
 def accuracies(world: World, cases: list[tuple[str, Options]]) -> list[dict[str, Any]]:

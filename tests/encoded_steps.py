@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from by_host import FLAT, forced
 from torch import nn
 
 from parallax.config import Config
@@ -63,7 +64,7 @@ def _hash(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def trained(
-    world: World, encoder: str, options: Options, steps: int, uneven: bool
+    world: World, encoder: str, options: Options, steps: int, uneven: bool, levels: str = FLAT
 ) -> dict[str, Any]:
     """Train; what came of it on this worker.
 
@@ -72,19 +73,32 @@ def trained(
     net, step = model()
     losses = []
     runner = runner_for(world, step, encoder, options)
+    before = 0, 0
     for number in range(steps):
         rows = ROWS + 3 * world.rank if uneven else ROWS
         if uneven and number % 3 == 2 and world.rank == world.size - 1:
             rows = 0
         if number == 2:
-            before = sum(runner.traffic.values())
-        losses.append(float(runner.run(*batch(world.rank, number, rows))))
+            before = _sent(world)
+        with forced(levels):
+            losses.append(float(runner.run(*batch(world.rank, number, rows))))
+    sent, across = (
+        (now - then) / (steps - 2) for now, then in zip(_sent(world), before, strict=True)
+    )
     return {
         "parameters": _hash(list(net.parameters())),
         "losses": losses,
-        "sent": (sum(runner.traffic.values()) - before) / (steps - 2),
+        "sent": sent,
+        "across": across,
         "formula": runner.plan.bytes_per_step,
+        "formula across": runner.plan.bytes_across,
+        "levels": {row.choice.hierarchy for row in runner.plan.rows},
     }
+
+
+def _sent(world: World) -> tuple[int, int]:
+    """Bytes so far: in all, and to other hosts."""
+    return sum(world.traffic.sent.values()), sum(world.traffic.across.values())
 
 
 def one_device(workers: int, steps: int) -> list[float]:
@@ -106,15 +120,15 @@ def _put(buckets: Buckets, gradients: Sequence[torch.Tensor]) -> None:
 
 
 def _buckets(
-    world: World, encoder: str, options: Options, shapes: Sequence[tuple[int, ...]], dtype: Any
+    world: World, encoder: str, options: Options, dtype: torch.dtype, by_host: bool = False
 ) -> tuple[Buckets, EncodedBuckets, StepControl]:
     """Buckets of gradients without a graph."""
     control = StepControl(world, 1)
     pool = EncodedBuckets(world, control)
     given = tuple(sorted(options.items()))
     entries = tuple(
-        BucketEntry(f"v{i}", shape, dtype, False, 0, encoder=encoder, encoder_options=given)
-        for i, shape in enumerate(shapes)
+        BucketEntry(f"v{i}", shape, dtype, False, 0, by_host, 1, encoder, given)
+        for i, shape in enumerate(SHAPES)
     )
     return Buckets(BucketsSpec(entries), world, control, pool), pool, control
 
@@ -122,7 +136,9 @@ def _buckets(
 SHAPES = ((40, 30), (7,), (3, 500, 2), (2000,))
 
 
-def owed(world: World, encoder: str, options: Options, steps: int) -> dict[str, float]:
+def owed(
+    world: World, encoder: str, options: Options, steps: int, by_host: bool = False
+) -> dict[str, float]:
     """Sum random gradients in float64.
 
     Returns:
@@ -130,7 +146,7 @@ def owed(world: World, encoder: str, options: Options, steps: int) -> dict[str, 
         the residuals are, beside one step's gradients and beside all of them; and how much of the
         sum of all steps is missing.
     """
-    buckets, pool, control = _buckets(world, encoder, options, SHAPES, torch.float64)
+    buckets, pool, control = _buckets(world, encoder, options, torch.float64, by_host)
     generators = [torch.Generator().manual_seed(17 + rank) for rank in range(world.size)]
     means = [torch.randn(s, generator=generators[0], dtype=torch.float64) / 4 for s in SHAPES]
     total = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
@@ -160,7 +176,7 @@ def owed(world: World, encoder: str, options: Options, steps: int) -> dict[str, 
 
 def specials(world: World, encoder: str, options: Options) -> dict[str, Any]:
     """What NaN and infinity on one worker come to, and the step after it."""
-    buckets, _, control = _buckets(world, encoder, options, SHAPES, torch.float32)
+    buckets, _, control = _buckets(world, encoder, options, torch.float32)
     found = {}
     for number, value in enumerate((torch.nan, torch.inf, 1.0, 1.0)):
         control.begin(1, number, 1)
@@ -175,7 +191,7 @@ def specials(world: World, encoder: str, options: Options) -> dict[str, Any]:
 
 def started_early(world: World, encoder: str) -> tuple[int, int]:
     """Messages that were started before and after the last gradient, without any wait."""
-    buckets, _, control = _buckets(world, encoder, {}, SHAPES, torch.float32)
+    buckets, _, control = _buckets(world, encoder, {}, torch.float32)
     control.begin(1, 0, 1)
     gradients = [torch.ones(shape) for shape in SHAPES]
     waited, before = world.traffic.waited, world.traffic.messages

@@ -8,7 +8,8 @@ from typing import Any
 import encoded_steps as steps
 import pytest
 import torch
-from pool import Pool
+from by_host import HOSTS as BY_HOST
+from pool import HOSTS, Pool
 
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
@@ -201,16 +202,12 @@ FOUND: list[tuple[dict[str, Any], str]] = [
         "owner cannot sum encoded values (encoder: use 'none', or synchronizer 'allreduce')",
     ),
     (
-        {"encoder": "fp16", "hierarchy": "hosts"},
-        "gradients encoded by fp16 are summed by all workers alike (hierarchy: use 'flat', or ",
+        {"encoder": "powersgd", "hierarchy": "hosts"},
+        "gradients encoded by powersgd are summed by all workers alike (hierarchy: use 'flat', or ",
     ),
     (
         {"encoder": "fp16", "reduction": "ring"},
-        "gradients encoded by fp16 are summed in an order of their own (reduction: leave it out",
-    ),
-    (
-        {"encoder": "fp16", "order": (1, 0)},
-        "gradients encoded by fp16 are summed in an order of their own (order: leave it out",
+        "reduction 'ring' cannot be used with encoder 'fp16', which sums in a way of its own ",
     ),
     (
         {"encoder": "fp16", "pieces": 2},
@@ -274,6 +271,24 @@ def test_what_is_not_sent_is_owed_and_paid(pool: Pool, size: int) -> None:
         assert many["difference"] < 1e-10, name
         # What is missing of the sum of all steps gets smaller beside it.
         assert many["missing"] < 0.35 * few["missing"], (name, few, many)
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts"), [("int8", HOSTS[0]), ("topk", HOSTS[1]), ("powersgd", HOSTS[0])]
+)
+def test_inside_hosts_nothing_is_encoded(pool: Pool, name: str, hosts: tuple[int, ...]) -> None:
+    """Four workers on two hosts; PowerSGD needs no second level, since its sums go round a ring."""
+    options = dict(LOSSY)[name]
+    found = pool.run(hosts, steps.trained, name, options, 8, False, BY_HOST)
+    assert len({one["parameters"] for one in found}) == 1
+    assert found[0]["levels"] == {"flat" if name == "powersgd" else "hosts"}
+    for kind, formula in (("sent", "formula"), ("across", "formula across")):
+        sent = sum(one[kind] for one in found) / len(found)
+        assert sent == pytest.approx(found[0][formula], rel=0.05), kind
+    assert found[0]["losses"] == pytest.approx(steps.one_device(4, 8), rel=0.1)
+    if name != "powersgd":
+        paid = pool.run(hosts, steps.owed, name, options, 5, True)
+        assert paid[0]["difference"] < 1e-10
 
 
 @pytest.mark.parametrize("name", [name for name, _ in LOSSY])

@@ -266,8 +266,9 @@ class Buckets:
             bucket.pending = None
             if bucket.by_host:
                 self._finish_by_host(bucket)
-        for encoded in self._encoded:
-            encoded.forward()
+        for _ in range(max((encoded.messages for encoded in self._encoded), default=1) - 1):
+            for encoded in self._encoded:
+                encoded.advance()
         for encoded in self._encoded:
             encoded.finish()
         for bucket in self._buckets:

@@ -1,24 +1,62 @@
-"""Buckets of gradients that are encoded in blocks."""
+"""Sums of vectors that travel as encoded blocks."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 
-from parallax.ops.resources import BucketEntry
-from parallax.runtime.comm import World
-from parallax.runtime.control import FLOATS, StepControl
-from parallax.runtime.encoded import PURPOSE, EncodedBucket, keep
+from parallax.runtime.comm import Pending, World
+from parallax.runtime.encoded import PURPOSE, keep
 from parallax.strategy.encoders import BlockEncoder
 
 # Blocks are encoded so many elements at a time, which stay in a processor's cache meanwhile.
 CHUNK = 1 << 16
 ALIGNMENT = 8
+
+
+def encode(encoder: BlockEncoder, values: torch.Tensor, fields: Sequence[torch.Tensor]) -> None:
+    """Encode blocks, flat, a few at a time."""
+    for rows, parts in _chunks(encoder, values, fields):
+        encoder.encode(rows, parts)
+
+
+def decode(
+    encoder: BlockEncoder,
+    fields: Sequence[torch.Tensor],
+    values: torch.Tensor,
+    combine: Callable[..., Any] | None = None,
+    scratch: torch.Tensor | None = None,
+) -> None:
+    """Decode blocks to ``values``, flat, a few at a time.
+
+    Args:
+        encoder: that encoded them.
+        fields: what it made of them.
+        values: for the result.
+        combine: puts together what is there with what was decoded; None to overwrite it.
+        scratch: for what was decoded, then: :data:`CHUNK` elements, or a larger block's.
+    """
+    for rows, parts in _chunks(encoder, values, fields):
+        if combine is None or scratch is None:
+            encoder.decode(parts, rows)
+            continue
+        decoded = scratch[: rows.numel()].view(rows.shape)
+        encoder.decode(parts, decoded)
+        combine(rows, decoded, out=rows)
+
+
+def _chunks(
+    encoder: BlockEncoder, values: torch.Tensor, fields: Sequence[torch.Tensor]
+) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    rows = values.view(-1, encoder.block)
+    step = max(CHUNK // encoder.block, 1)
+    return [
+        (rows[first : first + step], [part[first : first + step] for part in fields])
+        for first in range(0, len(rows), step)
+    ]
 
 
 @dataclass
@@ -59,47 +97,72 @@ class _Message:
         return plain, [fields[part] for part in range(len(self.parts))]
 
 
-class BlockBucket(EncodedBucket):
-    """A bucket whose sums are made of decoded blocks, each by one worker.
+def cut(count: int, ways: int) -> list[int]:
+    """Bounds of even parts."""
+    return [count * part // ways for part in range(ways + 1)]
+
+
+class BlockSum:
+    """Sums a vector of blocks, and some plain numbers, over the workers of a group.
 
     Each worker is sent its share of the blocks by all (all-to-all), decodes and adds them in the
-    order of workers, and sends the sum, encoded again, to all. With e encoded bytes N workers send
-    2 (N-1)/N e each. Both encodings keep a residual: of its gradients each worker, of the sums the
-    one that made them (double error feedback, as in 1-bit SGD). All workers decode the same bytes.
+    order of workers, and sends the sum, encoded again, to all. With e encoded bytes n workers send
+    2 (n-1)/n e each. Both encodings keep a residual: of its vector each worker, of the sums the one
+    that made them (double error feedback, as in 1-bit SGD). All workers decode the same bytes.
     """
 
     def __init__(
         self,
-        entries: Sequence[BucketEntry],
         encoder: BlockEncoder,
+        blocks: int,
+        plain: int,
+        words: int,
+        dtype: torch.dtype,
         world: World,
-        control: StepControl,
+        group: str,
     ) -> None:
+        """
+        Args:
+            encoder: of the blocks.
+            blocks: of the vector.
+            plain: numbers that are not encoded, which are dealt out to be summed as well.
+            words: numbers that all workers sum for themselves.
+            dtype: of the numbers, and of sums.
+            world, group: the workers.
+        """
         self.encoder = encoder
-        super().__init__(entries, encoder, world, control)
-        size, rank, block = world.size, world.rank, encoder.block
-        blocks, plain = len(self.values) // block, len(self.plain)
-        self._blocks = [blocks * worker // size for worker in range(size + 1)]
-        self._plain = [plain * worker // size for worker in range(size + 1)]
+        self.world = world
+        self._dtype = dtype
+        self._words = words
+        self._name = group
+        among = world.group(group)
+        self.workers, self.place = len(among.ranks), among.place
+        self.bounds, self._plain = cut(blocks, self.workers), cut(plain, self.workers)
         shares = [
-            (self._plain[w + 1] - self._plain[w], self._blocks[w + 1] - self._blocks[w])
-            for w in range(size)
+            (self._plain[w + 1] - self._plain[w], self.bounds[w + 1] - self.bounds[w])
+            for w in range(self.workers)
         ]
-        sent = [_Message(FLOATS + p, b, encoder.fields, self.dtype) for p, b in shares]
-        summed = [_Message(p, b, encoder.fields, self.dtype) for p, b in shares]
+        sent = [_Message(words + p, b, encoder.fields, dtype) for p, b in shares]
+        summed = [_Message(p, b, encoder.fields, dtype) for p, b in shares]
         self._sent_sizes = [message.size for message in sent]
         self._summed_sizes = [message.size for message in summed]
-        own, own_sum = sent[rank].size, summed[rank].size
+        self._own, own_sum = self._sent_sizes[self.place], self._summed_sizes[self.place]
         self._sent, self._sent_parts = self._buffers(sent)
-        self._received, self._received_parts = self._buffers([sent[rank]] * size)
-        self._sums = self._zeros(own_sum * size, torch.uint8)
-        self._sum_parts = summed[rank].views(self._sums[:own_sum])
+        self._received, self._received_parts = self._buffers([sent[self.place]] * self.workers)
+        self._sums = self._zeros(own_sum * self.workers, torch.uint8)
+        self._sum_parts = summed[self.place].views(self._sums[:own_sum])
         self._gathered, self._gathered_parts = self._buffers(summed)
-        self._own = own
-        count = shares[rank][1] * block
-        self._total = self._zeros(count)
-        self.total_residual = self._zeros(count if encoder.feedback else 0)
-        self._scratch = self._zeros(min(max(CHUNK, block), len(self.values)))
+        size, own = blocks * encoder.block, shares[self.place][1] * encoder.block
+        feedback = encoder.feedback
+        self.values = self._zeros(size)
+        """The vector, to be filled for :meth:`send`."""
+        self.residual = self._zeros(size if feedback else 0)
+        self._total = self._zeros(own)
+        self.total_residual = self._zeros(own if feedback else 0)
+        self._scratch = self._zeros(min(max(CHUNK, encoder.block), size))
+
+    def _zeros(self, size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        return torch.zeros(size, dtype=dtype or self._dtype, device=self.world.device)
 
     def _buffers(
         self, messages: Sequence[_Message]
@@ -109,130 +172,72 @@ class BlockBucket(EncodedBucket):
         parts = buffer.split([message.size for message in messages])
         return buffer, [m.views(part) for m, part in zip(messages, parts, strict=True)]
 
-    def _takes(self, entry: BucketEntry) -> bool:
-        return self.encoder.takes(math.prod(entry.shape))
-
-    def _room(self, count: int) -> int:
-        return self.encoder.blocks(count) * self.encoder.block
-
-    # -- A step -----------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        for worker, (plain, fields) in enumerate(self._sent_parts):
-            self.control.floats(plain[:FLOATS])
-            plain[FLOATS:].copy_(self.plain[self._plain[worker] : self._plain[worker + 1]])
-            self._encode(self._share(self.values, worker), fields)
-        self.pending = self.world.all_to_all(
-            self._received,
-            self._sent,
-            [self._own] * self.world.size,
-            self._sent_sizes,
-            PURPOSE,
-            "dense",
+    def send(self, plain: torch.Tensor, words: torch.Tensor) -> Pending:
+        """Encode ``values`` with their residual, and send each worker its share."""
+        if self.encoder.feedback:
+            self.values.add_(self.residual)
+        for worker, (numbers, fields) in enumerate(self._sent_parts):
+            numbers[: self._words].copy_(words)
+            own = plain[self._plain[worker] : self._plain[worker + 1]]
+            numbers[self._words :].copy_(own)
+            encode(self.encoder, self.share(self.values, worker), fields)
+        received = [self._own] * self.workers
+        return self.world.all_to_all(
+            self._received, self._sent, received, self._sent_sizes, PURPOSE, self._name
         )
 
-    def forward(self) -> None:
-        """See :meth:`EncodedBucket.forward`."""
-        self._wait()
-        total, size = self._total, self.world.size
-        if len(self.total_residual):
+    def forward(self) -> Pending:
+        """Sum the shares that have come, and send the sums to all."""
+        total = self._total
+        if self.encoder.feedback:
             total.copy_(self.total_residual)
         else:
             total.zero_()
         for _, fields in self._received_parts:
-            self._decode(fields, total, torch.add)
+            decode(self.encoder, fields, total, torch.add, self._scratch)
         plain, fields = self._sum_parts
-        torch.sum(torch.stack([p[FLOATS:] for p, _ in self._received_parts]), 0, out=plain)
-        self._encode(total, fields)
-        own = len(self._sums) // size
-        self._sums.view(size, own)[1:].copy_(self._sums[:own])
-        self.pending = self.world.all_to_all(
-            self._gathered, self._sums, self._summed_sizes, [own] * size, PURPOSE, "dense"
+        numbers = torch.stack([numbers for numbers, _ in self._received_parts])
+        torch.sum(numbers[:, self._words :], 0, out=plain)
+        encode(self.encoder, total, fields)
+        own = self._summed_sizes[self.place]
+        self._sums.view(self.workers, own)[1:].copy_(self._sums[:own])
+        sent = [own] * self.workers
+        return self.world.all_to_all(
+            self._gathered, self._sums, self._summed_sizes, sent, PURPOSE, self._name
         )
 
     def words(self) -> torch.Tensor:
-        """See :meth:`EncodedBucket.words`."""
-        return torch.stack([plain[:FLOATS] for plain, _ in self._received_parts]).sum(0)
+        """The sum of all workers' words, when their shares have come."""
+        words = torch.stack([numbers[: self._words] for numbers, _ in self._received_parts])
+        return words.sum(0)
 
-    def finish(self) -> None:
-        """See :meth:`EncodedBucket.finish`."""
-        if len(self.residual):  # while the sums travel
-            for worker, (_, fields) in enumerate(self._sent_parts):
-                self._decode(fields, self._share(self.values, worker), torch.sub)
-            self._decode(self._sum_parts[1], self._total, torch.sub)
-        self._wait()
-        encoded = self.result[: len(self.values)]
-        others = self.result[len(self.values) :]
-        for worker, (plain, fields) in enumerate(self._gathered_parts):
-            others[self._plain[worker] : self._plain[worker + 1]].copy_(plain)
-            self._decode(fields, self._share(encoded, worker))
+    def subtract(self) -> None:
+        """Find out what encoding lost, while the sums travel."""
+        if not self.encoder.feedback:
+            return
+        for worker, (_, fields) in enumerate(self._sent_parts):
+            share = self.share(self.values, worker)
+            decode(self.encoder, fields, share, torch.sub, self._scratch)
+        decode(self.encoder, self._sum_parts[1], self._total, torch.sub, self._scratch)
+
+    def receive(self, values: torch.Tensor, plain: torch.Tensor) -> None:
+        """Decode the sums that have come."""
+        for worker, (numbers, fields) in enumerate(self._gathered_parts):
+            plain[self._plain[worker] : self._plain[worker + 1]].copy_(numbers)
+            decode(self.encoder, fields, self.share(values, worker))
 
     def commit(self) -> None:
-        """See :meth:`EncodedBucket.commit`."""
-        if len(self.residual):
+        """Keep what encoding lost."""
+        if self.encoder.feedback:
             self.values, self.residual = keep(self.values, self.residual)
             self._total, self.total_residual = keep(self._total, self.total_residual)
 
-    # -- What is kept -----------------------------------------------------------------------
-
-    def state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """See :meth:`EncodedBucket.state`; ``sums`` are the residuals of the sums."""
-        state = super().state()
-        if not state:
-            return state
-        size, block = self.world.size, self.encoder.block
-        counts = [(b - a) * block for a, b in pairwise(self._blocks)]
-        whole = torch.empty_like(self.residual)
-        own = [len(self.total_residual)] * size
-        self.world.all_to_all(whole, self.total_residual.repeat(size), counts, own, "state").wait()
-        for entry, part in self._parts(whole):
-            state[entry.name]["sums"] = part.view(entry.shape).clone()
-        return state
-
-    def take(self, name: str, given: Mapping[str, torch.Tensor]) -> None:
-        """See :meth:`EncodedBucket.take`."""
-        super().take(name, given)
-        if len(self.residual) and "sums" in given:
-            whole = torch.zeros_like(self.residual)
-            (part,) = (part for entry, part in self._parts(whole) if entry.name == name)
-            part.copy_(given["sums"].reshape(-1))
-            # It is zero outside of this gradient, where the share has other gradients.
-            self.total_residual.add_(self._share(whole, self.world.rank))
-
     def forget(self) -> None:
-        """See :meth:`EncodedBucket.forget`."""
-        super().forget()
+        """Keep nothing."""
+        self.residual.zero_()
         self.total_residual.zero_()
 
-    # -- Parts ------------------------------------------------------------------------------
-
-    def _share(self, values: torch.Tensor, worker: int) -> torch.Tensor:
+    def share(self, values: torch.Tensor, worker: int) -> torch.Tensor:
         """The part of all blocks that a worker sums."""
-        first, last = self._blocks[worker : worker + 2]
+        first, last = self.bounds[worker : worker + 2]
         return values[first * self.encoder.block : last * self.encoder.block]
-
-    def _chunks(
-        self, values: torch.Tensor, fields: Sequence[torch.Tensor]
-    ) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
-        rows = values.view(-1, self.encoder.block)
-        step = max(CHUNK // self.encoder.block, 1)
-        return [
-            (rows[first : first + step], [part[first : first + step] for part in fields])
-            for first in range(0, len(rows), step)
-        ]
-
-    def _encode(self, values: torch.Tensor, fields: Sequence[torch.Tensor]) -> None:
-        for rows, parts in self._chunks(values, fields):
-            self.encoder.encode(rows, parts)
-
-    def _decode(
-        self, fields: Sequence[torch.Tensor], values: torch.Tensor, combine: Any = None
-    ) -> None:
-        """Decode to ``values``, or let ``combine`` put them together with what is there."""
-        for rows, parts in self._chunks(values, fields):
-            if combine is None:
-                self.encoder.decode(parts, rows)
-                continue
-            decoded = self._scratch[: rows.numel()].view(rows.shape)
-            self.encoder.decode(parts, decoded)
-            combine(rows, decoded, out=rows)

@@ -11,7 +11,7 @@ from parallax.ops.resources import BucketEntry
 from parallax.runtime.comm import World
 from parallax.runtime.control import StepControl
 from parallax.runtime.encoded import EncodedBucket
-from parallax.runtime.encoded_blocks import BlockBucket
+from parallax.runtime.encoded_buckets import BlockBucket, HostBucket
 from parallax.runtime.encoded_sums import SumBucket
 from parallax.strategy.encoders import BlockEncoder, SumEncoder, encoders
 
@@ -45,7 +45,8 @@ class EncodedBuckets:
     def _make(self, entries: tuple[BucketEntry, ...]) -> EncodedBucket:
         encoder = encoders()[entries[0].encoder](dict(entries[0].encoder_options))
         if isinstance(encoder, BlockEncoder):
-            return BlockBucket(entries, encoder, self._world, self._control)
+            kind = HostBucket if entries[0].by_host else BlockBucket
+            return kind(entries, encoder, self._world, self._control)
         assert isinstance(encoder, SumEncoder)
         return SumBucket(entries, encoder, self._world, self._control)
 

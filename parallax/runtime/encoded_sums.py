@@ -29,17 +29,20 @@ class SumBucket(EncodedBucket):
     ) -> None:
         self.encoder = encoder
         super().__init__(entries, encoder, world, control)
-        chosen = [entry for entry, _ in self._parts(self.values)]
+        self.values = self.zeros(self.size)
+        self._residual = self.zeros(self.size if self.feedback else 0)
+        chosen = [entry for entry, _ in self.parts(self.values)]
         self._coders = [
             encoder.coder(entry.name, entry.shape, self.dtype, world.device) for entry in chosen
         ]
         by_round = list(zip(*(encoder.sizes(entry.shape) for entry in chosen), strict=True))
         self._sizes = by_round or [()]
         """By round, how many numbers it sums of each gradient."""
-        self._messages = [self._zeros(sum(sizes)) for sizes in self._sizes]
-        self._messages[0] = self._zeros(len(self._messages[0]) + len(self.plain) + FLOATS)
+        self.messages = len(self._sizes)
+        self._buffers = [self.zeros(sum(sizes)) for sizes in self._sizes]
+        self._buffers[0] = self.zeros(len(self._buffers[0]) + len(self.plain) + FLOATS)
         self._own = torch.zeros_like(self._numbers(-1))
-        self._scratch = self._zeros(max((part.numel() for _, part in self._encoded()), default=0))
+        self._scratch = self.zeros(max((part.numel() for _, part in self._gradients()), default=0))
 
     def _takes(self, entry: BucketEntry) -> bool:
         return bool(self.encoder.sizes(entry.shape))
@@ -49,70 +52,58 @@ class SumBucket(EncodedBucket):
 
     # -- A step -----------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        rest = self._messages[0][sum(self._sizes[0]) :]
-        rest[:-FLOATS].copy_(self.plain)
-        self.control.floats(rest[-FLOATS:])
-        self._send(0)
-
-    def _send(self, number: int) -> None:
-        """Start a round."""
+    def _start(self, number: int) -> None:
+        if not number:
+            if self.feedback:
+                self.values.add_(self._residual)
+            rest = self._buffers[0][sum(self._sizes[0]) :]
+            rest[:-FLOATS].copy_(self.plain)
+            self.control.floats(rest[-FLOATS:])
         before = self._split(number - 1) if number else [None] * len(self._coders)
         for coder, (_, gradient), summed, out in zip(
-            self._coders, self._encoded(), before, self._split(number), strict=True
+            self._coders, self._gradients(), before, self._split(number), strict=True
         ):
             out.copy_(coder.values(gradient, summed).reshape(-1))
-        if number == len(self._messages) - 1:
+        if number == self.messages - 1:
             self._own.copy_(self._numbers(number))
-        self.pending = self.world.all_reduce(self._messages[number], PURPOSE)
-
-    def forward(self) -> None:
-        """See :meth:`EncodedBucket.forward`."""
-        self._wait()
-        if len(self._messages) > 1:
-            self._send(1)
+        self.pending = self.world.all_reduce(self._buffers[number], PURPOSE)
 
     def words(self) -> torch.Tensor:
         """See :meth:`EncodedBucket.words`."""
-        return self._messages[0][-FLOATS:]
+        return self._buffers[0][-FLOATS:]
 
     def finish(self) -> None:
         """See :meth:`EncodedBucket.finish`."""
-        for number in range(2, len(self._messages)):
-            self._wait()
-            self._send(number)
-        if len(self.residual):  # while the sums travel
+        if self.feedback:  # while the sums travel
             own = self._own.split(self._sizes[-1])
             for coder, (entry, gradient), numbers in zip(
-                self._coders, self._encoded(), own, strict=True
+                self._coders, self._gradients(), own, strict=True
             ):
                 decoded = self._scratch[: gradient.numel()].view(entry.shape)
                 coder.decode(numbers, decoded)
                 gradient.sub_(decoded)
-        if self.pending is not None:
-            self._wait()
+        self._wait()
         first = sum(self._sizes[0])
-        others = self.result[len(self.values) :]
-        others.copy_(self._messages[0][first : first + len(self.plain)])
+        self.result[self.size :].copy_(self._buffers[0][first : first + len(self.plain)])
         for coder, (entry, part), summed in zip(
-            self._coders, self._parts(self.result), self._split(-1), strict=True
+            self._coders, self.parts(self.result), self._split(-1), strict=True
         ):
             coder.decode(summed, part.view(entry.shape))
 
     def commit(self) -> None:
         """See :meth:`EncodedBucket.commit`."""
-        if len(self.residual):
-            self.values, self.residual = keep(self.values, self.residual)
+        if self.feedback:
+            self.values, self._residual = keep(self.values, self._residual)
         for coder, summed in zip(self._coders, self._split(-1), strict=True):
             coder.remember(summed)
 
-    def _encoded(self) -> list[tuple[BucketEntry, torch.Tensor]]:
+    def _gradients(self) -> list[tuple[BucketEntry, torch.Tensor]]:
         """The gradients that are encoded, as they came, with their residuals."""
-        return [(entry, part.view(entry.shape)) for entry, part in self._parts(self.values)]
+        return [(entry, part.view(entry.shape)) for entry, part in self.parts(self.values)]
 
     def _numbers(self, number: int) -> torch.Tensor:
         """What of a round's message is encoded."""
-        return self._messages[number][: sum(self._sizes[number])]
+        return self._buffers[number][: sum(self._sizes[number])]
 
     def _split(self, number: int) -> Sequence[torch.Tensor]:
         """The same, by gradient."""
@@ -123,21 +114,30 @@ class SumBucket(EncodedBucket):
 
     def state(self) -> dict[str, dict[str, torch.Tensor]]:
         """See :meth:`EncodedBucket.state`; ``memory`` is that of a gradient's coder."""
-        state = super().state()
-        for coder, (entry, _) in zip(self._coders, self._encoded(), strict=True):
-            state.setdefault(entry.name, {})["memory"] = coder.memory.clone()
-        return state
+        found = {
+            entry.name: {"memory": coder.memory.clone()}
+            for coder, (entry, _) in zip(self._coders, self._gradients(), strict=True)
+        }
+        if self.feedback:
+            size = self.world.size
+            gathered = self.zeros(size * self.size)
+            self.world.all_gather(gathered, self._residual, "state").wait()
+            for entry, part in self.parts(gathered.view(size, -1)):
+                found[entry.name]["residuals"] = part.reshape(size, *entry.shape).clone()
+        return found
 
     def take(self, name: str, given: Mapping[str, torch.Tensor]) -> None:
         """See :meth:`EncodedBucket.take`; memory of other options is left out."""
-        super().take(name, given)
-        for coder, (entry, _) in zip(self._coders, self._encoded(), strict=True):
+        if self.feedback and "residuals" in given:
+            own = given["residuals"][self.world.rank :: self.world.size]
+            self._residual.add_(self.spread(name, own.sum(0)))
+        for coder, (entry, _) in zip(self._coders, self._gradients(), strict=True):
             memory = given.get("memory")
             if entry.name == name and memory is not None and memory.shape == coder.memory.shape:
                 coder.memory = memory.to(coder.memory, copy=True)
 
     def forget(self) -> None:
         """See :meth:`EncodedBucket.forget`."""
-        super().forget()
+        self._residual.zero_()
         for coder in self._coders:
             coder.forget()

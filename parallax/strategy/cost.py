@@ -139,19 +139,18 @@ def message_seconds(
     """
     by_host = network.host is not None and any(c.hierarchy == "hosts" for _, c in decided)
     workers, hosts = network.whole.workers, network.hosts
-    if kind == "summed":
-        size = share * sum(gradient_bytes(variable, choice) for variable, choice in decided)
-        reduce = network.all_reduce_by_host if by_host else network.whole.all_reduce
-        return reduce(0.0), reduce(size) - reduce(0.0)
+    # A sum is two exchanges: parts to those that sum them, and the sums to all.
+    times = 2 if kind == "summed" else 1
     sent = across = 0.0
     for variable, choice in decided:
-        part = facts(choice).part(kind, variable, choice, workers)
+        part = share * facts(choice).part(kind, variable, choice, workers) / times
         sent += part * bytes_per_step(variable, choice, workers, hosts)
         across += part * bytes_across(variable, choice, workers, hosts)
     if by_host:
         idle = network.exchange_by_host(0.0, 0.0)
-        return idle, network.exchange_by_host(sent - across, across) - idle
-    return network.whole.latency, network.whole.exchange(sent) - network.whole.latency
+        return times * idle, times * (network.exchange_by_host(sent - across, across) - idle)
+    idle = network.whole.exchange(0.0)
+    return times * idle, times * (network.whole.exchange(sent) - idle)
 
 
 def communication_seconds(
@@ -162,22 +161,15 @@ def communication_seconds(
     What overlaps with computation is not subtracted.
     """
     workers, hosts = network.whole.workers, network.hosts
-    summed = {"flat": 0.0, "hosts": 0.0}
     exchanged: dict[tuple[str, HierarchyName], tuple[float, float]] = {}
     for variable, choice in decided:
-        if facts(choice).reduces:
-            summed[choice.hierarchy] += gradient_bytes(variable, choice)
-        elif choice.synchronizer != "none":
+        if choice.synchronizer != "none":
             key = (choice.synchronizer, choice.hierarchy)
             sent, across = exchanged.get(key, (0.0, 0.0))
             sent += bytes_per_step(variable, choice, workers, hosts)
             across += bytes_across(variable, choice, workers, hosts)
             exchanged[key] = sent, across
     seconds = 0.0
-    if summed["flat"]:
-        seconds += network.whole.all_reduce(summed["flat"])
-    if summed["hosts"]:
-        seconds += network.all_reduce_by_host(summed["hosts"])
     for (synchronizer, hierarchy), (sent, across) in exchanged.items():
         messages = synchronizers()[synchronizer].messages
         part, far = sent / messages, across / messages

@@ -240,6 +240,14 @@ def encoder_of(choice: VariableStrategy) -> Encoder | None:
     return encoders()[choice.encoder](choice.encoder_options)
 
 
+def encodes_by_host(choice: VariableStrategy) -> bool:
+    """Whether what it encodes may be summed inside each host first: blocks, and what is as it was.
+
+    Of a :class:`SumEncoder` every worker has part in all rounds.
+    """
+    return choice.encoder == NONE or issubclass(encoders()[choice.encoder], BlockEncoder)
+
+
 def encoder_problems(
     choice: VariableStrategy, variable: Variable, encodes: bool
 ) -> Iterator[tuple[str, str, str]]:
@@ -266,13 +274,9 @@ def encoder_problems(
     if not variable.dtype.is_floating_point:
         problem = f"{name} encodes floating-point gradients, not {variable.dtype}"
         yield "encoder", problem, f"use {NONE!r}"
-    if choice.hierarchy != "flat":
+    if choice.hierarchy != "flat" and not encodes_by_host(choice):
         problem = f"gradients encoded by {name} are summed by all workers alike"
         yield "hierarchy", problem, "use 'flat', or encoder 'none'"
-    if choice.reduction != "auto" or choice.order:
-        field = "order" if choice.order else "reduction"
-        problem = f"gradients encoded by {name} are summed in an order of their own"
-        yield field, problem, "leave it out, or use encoder 'none'"
     if choice.pieces != 1:
         yield "pieces", f"gradients encoded by {name} travel whole", "use 1, or encoder 'none'"
     for option, value in choice.encoder_options.items():
@@ -301,5 +305,6 @@ __all__ = [
     "encoder_of",
     "encoder_problems",
     "encoders",
+    "encodes_by_host",
     "register",
 ]

@@ -10,6 +10,7 @@ from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.cost import communication_seconds
 from parallax.strategy.data import HierarchyName, Strategy
+from parallax.strategy.encoders import encodes_by_host
 from parallax.strategy.registry import names_where
 
 
@@ -36,10 +37,10 @@ def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network)
 
 
 def with_hierarchy(strategy: Strategy, synchronizer: str, hierarchy: HierarchyName) -> Strategy:
-    """The strategy with this hierarchy for all variables of a synchroniser that are not encoded."""
+    """The strategy with this hierarchy for the variables of a synchroniser whose encoder has it."""
     variables = {
         name: msgspec.structs.replace(choice, hierarchy=hierarchy)
-        if choice.synchronizer == synchronizer and choice.encoder == "none"
+        if choice.synchronizer == synchronizer and encodes_by_host(choice)
         else choice
         for name, choice in strategy.variables.items()
     }

@@ -129,8 +129,12 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
 
 
 def _reduced(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
-    """Of a ring: gradients once around, and their sums."""
-    return 2 * (workers - 1) / workers * gradient_bytes(variable, choice)
+    """Of a ring: gradients once around, and their sums; by host they are not encoded inside."""
+    size = gradient_bytes(variable, choice)
+    if choice.hierarchy == "hosts" and choice.encoder != "none":
+        inside = 2 * (1 - hosts / workers) * summed_bytes(variable)
+        return inside + _reduced_across(variable, choice, workers, hosts)
+    return 2 * (workers - 1) / workers * size
 
 
 def _reduced_across(
@@ -141,13 +145,14 @@ def _reduced_across(
     Encoded blocks go to the worker that sums them, and their sums to all.
     """
     size = gradient_bytes(variable, choice)
+    if choice.hierarchy == "hosts":
+        return 2 * (hosts - 1) / hosts * size * hosts / workers
     if isinstance(encoder_of(choice), BlockEncoder):
         return 2 * (hosts - 1) / hosts * size
     if choice.reduction != "auto":
         order = choice.order or tuple(range(workers))
         return size * remote_share(choice.reduction, order, hosts)
-    ring = hosts if choice.hierarchy == "hosts" else workers
-    return 2 * (ring - 1) / ring * size * hosts / workers
+    return 2 * (workers - 1) / workers * size * hosts / workers
 
 
 def _broadcast(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
@@ -175,6 +180,7 @@ SYNCHRONIZERS = (
         _reduced,
         synchronize_dense,
         across=_reduced_across,
+        messages=2,
         dense=True,
         by_host=True,
         pieces=True,
