@@ -20,6 +20,9 @@ from parallax.strategy.builders import ClusterFacts, GraphFacts, StrategyBuilder
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.verify import findings
 
+COMPARED = ("synchronizer", "axis", "pieces", "reduction", "order")
+"""Fields by which a choice is recognised as the one that was wanted."""
+
 
 class Wherever(StrategyBuilder):
     """What is wanted, for all variables for which verification finds nothing wrong with it."""
@@ -45,6 +48,14 @@ class Wherever(StrategyBuilder):
             wanted["owners"] = (number % workers,)
         elif wanted.get("owners") == "all":
             wanted["owners"] = tuple(range(workers))
+        if wanted.get("shards") == "uneven":
+            parts = wanted.get("pieces", workers)
+            size = (
+                variable.shape[wanted.get("axis", 0)]
+                if variable.shape[wanted.get("axis", 0) :]
+                else 0
+            )
+            wanted["shards"] = (size - parts + 1, *[1] * (parts - 1))
         return VariableStrategy(average=average, why="as the test wants", **wanted)
 
 
@@ -64,10 +75,11 @@ def compare(
         mine = equality.build(*case)
         runner = runner_for(world, mine.step, wanted)
         found = equality.distributed(mine, data, runner)
+        same = {name: value for name, value in wanted.items() if name in COMPARED}
         chosen = [
             row.variable.name
             for row in runner.plan.rows
-            if row.choice.synchronizer == wanted["synchronizer"]
+            if same == {name: getattr(row.choice, name) for name in same}
         ]
         result["-".join(case)] = (equality.difference(expected, found), chosen)
     return result

@@ -130,7 +130,7 @@ GOOD = {
         ),
         (
             {"b": VariableStrategy("allreduce", pieces=5)},
-            "'b': it has 4 rows, which cannot be cut in 5",
+            "'b': it has 4 rows along axis 0, which cannot be cut in 5",
         ),
         (
             {"b": VariableStrategy("owner", owners=(0,), pieces=2)},

@@ -91,6 +91,8 @@ class Component:
     """Reads of a variable itself that need all of it (a matrix product)."""
     obstacle: str = ""
     """Why the component cannot be sharded, if it cannot."""
+    elementwise: bool = False
+    """Whether its operations treat every element alike, so that it can be cut along any axis."""
 
 
 def is_row_by_row(target: Any) -> bool:
@@ -171,7 +173,25 @@ class _Follower:
             node = self.queue.pop()
             for user in list(node.users):
                 self.follow(node, user)
+        self.component.elementwise = not self.component.obstacle and self._is_elementwise()
         return self.component
+
+    def _is_elementwise(self) -> bool:
+        """Whether every member has the variable's shape, and meets single numbers only."""
+        members = self.component.members
+        values = [v for node in members if isinstance(v := node.meta.get("val"), torch.Tensor)]
+        if len(values) < len(members) or any(v.layout is not torch.strided for v in values):
+            return False
+        others = (
+            source.meta.get("val")
+            for node in members
+            if node.op == "call_function" and node.target is not marks.GRADIENT
+            for source in node.all_input_nodes
+            if source not in members
+        )
+        return len({value.shape for value in values}) == 1 and not any(
+            isinstance(value, torch.Tensor) and value.dim() for value in others
+        )
 
     def follow(self, node: Node, user: Node) -> None:
         component = self.component

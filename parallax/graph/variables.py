@@ -69,6 +69,8 @@ class Variable:
     """Why a variable that is looked up is not sparse."""
     shard_obstacle: str = ""
     """Why its update cannot be sharded."""
+    elementwise: bool = False
+    """Its update treats every element alike: it can be partitioned along any axis."""
     bags: bool = False
     """It is sparse, and all reads sum or average the rows of bags."""
     lazy: bool = False
@@ -177,6 +179,7 @@ def analyze(
             ),
             aliases=tuple(aliases.get(name, ())),
             shard_obstacle=component.obstacle,
+            elementwise=component.elementwise,
             lazy=any(n.meta["val"].layout is torch.sparse_coo for n in gradients.get(name, ())),
         )
         variables[name] = _sparse_or_not(variable, component, found, gradients.get(name, []), when)

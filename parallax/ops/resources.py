@@ -96,7 +96,8 @@ class BucketEntry:
     ``by_host``: it is summed inside each host before it is summed between hosts. ``pieces``: how
     many parts of its rows travel one by one, for which the bucket is its own. ``encoder``: what it
     is encoded by, with the options that were given. ``reduction``: how it is summed, by workers in
-    ``order``; ``broadcast`` to send it to all, each of whom sums what came.
+    ``order``; ``broadcast`` to send it to all, each of whom sums what came. ``axis``: along which
+    its rows lie, of which owners have some, or pieces: as many as ``shards`` says, or evenly many.
     """
 
     name: str
@@ -110,10 +111,22 @@ class BucketEntry:
     encoder_options: tuple[tuple[str, float], ...] = ()
     reduction: str = "auto"
     order: tuple[int, ...] = ()
+    axis: int = 0
+    shards: tuple[int, ...] = ()
+
+    @property
+    def rows_first(self) -> tuple[int, ...]:
+        """The gradient's shape while it travels: with its rows in front."""
+        if not self.shape:
+            return ()
+        return (self.shape[self.axis], *self.shape[: self.axis], *self.shape[self.axis + 1 :])
 
     def rows(self, piece: int) -> tuple[int, int]:
         """The first row of a piece, and the one after its last."""
-        rows = self.shape[0]
+        if self.shards:
+            first = sum(self.shards[:piece])
+            return first, first + self.shards[piece]
+        rows = self.shape[self.axis]
         return rows * piece // self.pieces, rows * (piece + 1) // self.pieces
 
 
@@ -132,12 +145,16 @@ class BucketsSpec:
 
 @dataclass(frozen=True)
 class PullSpec:
-    """Dense values that their owners send to all workers after the update."""
+    """Dense values that their owners send to all workers after the update.
+
+    ``owners``: of each, by worker, the rows that it has; ``axes``: along which rows lie.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     owners: tuple[tuple[tuple[int, int], ...], ...]
+    axes: tuple[int, ...]
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,14 @@ class GatherSpec(OwnSpec):
     Args:
         shapes, dtypes: of the whole variables.
         ranges: of each variable, by worker, its first and one-past-last row.
+        axes: of each, along which its rows lie.
         messages: of each, the message that brings it.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     ranges: tuple[tuple[tuple[int, int], ...], ...]
+    axes: tuple[int, ...]
     messages: tuple[int, ...]
 
     def of_message(self, number: int) -> list[int]:

@@ -67,8 +67,8 @@ class Rewriting:
 
     def layout(self, variable: str) -> RowLayout:
         """Where the rows of a variable live."""
-        rows = self.analysis.variables[variable].rows
-        return RowLayout.of(self.strategy.variables[variable], rows, self.workers)
+        choice, shape = self.strategy.variables[variable], self.analysis.variables[variable].shape
+        return RowLayout.of(choice, shape[choice.axis] if shape else 1, self.workers)
 
     def own_rows(self, variable: str) -> int:
         """How many rows of a variable this worker updates."""

@@ -18,6 +18,7 @@ from parallax.ops.resources import (
     pull_values,
 )
 from parallax.rewrite.context import Rewriting
+from parallax.strategy.layout import RowLayout
 from parallax.strategy.registry import facts
 
 aten: Any = torch.ops.aten
@@ -33,15 +34,15 @@ def place_on_shards(work: Rewriting) -> None:
             if leaf != name or not whole:
                 work.result.sharded[leaf] = layout
         for node in component.sized:
-            _resize(node, layout.local_rows(work.worker))
+            _resize(node, layout, layout.local_rows(work.worker))
         if whole:
             _use_view(work, name, component)
 
 
-def _resize(node: Node, rows: int) -> None:
+def _resize(node: Node, layout: RowLayout, rows: int) -> None:
     args = list(node.args)
     position = 2 if node.target is aten._sparse_coo_tensor_with_dims_and_tensors.default else 0
-    args[position] = [rows, *list(args[position])[1:]]  # type: ignore[arg-type]
+    args[position] = list(layout.shape_of(list(args[position]), rows))  # type: ignore[arg-type]
     node.args = tuple(args)
 
 
@@ -139,6 +140,7 @@ def _pull(work: Rewriting, names: list[str], before: Node) -> None:
         tuple(variable.shape for variable in variables),
         tuple(variable.dtype for variable in variables),
         tuple(work.layout(name).ranges() for name in names),
+        tuple(work.layout(name).axis for name in names),
     )
     resource = work.resource(spec, "values")
     with work.graph.inserting_before(before):

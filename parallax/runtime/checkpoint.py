@@ -67,7 +67,8 @@ def _parameters(state: StateTable) -> list[Leaf]:
 
 def gather(state: StateTable, name: str, world: World) -> torch.Tensor:
     """A sharded leaf as a whole, on every worker."""
-    shard, layout = state.shards[name], state.layouts[name]
+    layout = state.layouts[name]
+    shard = layout.rows_first(state.shards[name])
     if world.size == 1:
         return layout.assemble([shard])
     if layout.partition == "whole":

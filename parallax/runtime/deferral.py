@@ -191,10 +191,12 @@ def initial_rows(
     leaf: Leaf, objects: StepObjects, layout: RowLayout, worker: int, device: torch.device
 ) -> torch.Tensor:
     """The first values of one worker's rows of a leaf without storage."""
-    shape = (layout.local_rows(worker), *leaf.value.shape[1:])
+    shape = layout.shape_of(leaf.value.shape, layout.local_rows(worker))
     recipe = _recipes.of(leaf.value)
     if recipe is None:
         return torch.full(shape, _slot_fill(leaf, objects), dtype=leaf.value.dtype, device=device)
+    if layout.axis:
+        return layout.take(initial_whole(leaf, objects, device), worker)
     result = torch.empty(shape, dtype=leaf.value.dtype, device=recipe.device)
     filled = 0
     for first, block in _blocks(leaf, recipe):

@@ -117,10 +117,10 @@ class Buckets:
 
     def _lay_out_pieces(self, index: int, entry: BucketEntry) -> None:
         """Pieces follow one another in memory, so that the gradient is whole when all arrived."""
-        width = math.prod(entry.shape[1:])
+        width = math.prod(entry.rows_first[1:])
         buckets = [_Bucket(entry, piece == entry.pieces - 1) for piece in range(entry.pieces)]
         storage = torch.zeros(
-            entry.shape[0] * width + FLOATS, dtype=buckets[0].dtype, device=self.world.device
+            entry.rows_first[0] * width + FLOATS, dtype=buckets[0].dtype, device=self.world.device
         )
         for piece, bucket in enumerate(buckets):
             first, last = (row * width for row in entry.rows(piece))
@@ -162,7 +162,7 @@ class Buckets:
             for index in bucket.entries:
                 entry = self.spec.entries[index]
                 first, last = self.spec.owners[index][worker]
-                width = math.prod(entry.shape[1:])
+                width = math.prod(entry.rows_first[1:])
                 count = (last - first) * width
                 self._places[index][0][1].append((offset, first * width, count))
                 offset += count
@@ -184,7 +184,8 @@ class Buckets:
                 f"The gradient of {self.spec.entries[index].name!r} mixes sparse and dense parts.",
                 hint="use sparse=False for this embedding.",
             )
-        flat = gradient.reshape(-1)
+        axis = self.spec.entries[index].axis
+        flat = (gradient.movedim(axis, 0) if axis else gradient).reshape(-1)
         if index in self._encoded_places:
             encoded, number = self._encoded_places[index]
             encoded.put(number, flat)
@@ -303,10 +304,11 @@ class Buckets:
             first, last = self.spec.owners[index][self.world.rank]
             base = places[self.world.rank][0]
             base -= sum(bucket.segments[: self.world.rank])
-            shape = (last - first, *entry.shape[1:])
+            shape = (last - first, *entry.rows_first[1:])
         else:
-            base, shape = places[0][0], entry.shape
-        return _as(result[base : base + math.prod(shape)].view(shape), entry.dtype)
+            base, shape = places[0][0], entry.rows_first
+        gradient = result[base : base + math.prod(shape)].view(shape)
+        return _as(gradient.movedim(0, entry.axis) if entry.axis else gradient, entry.dtype)
 
 
 def _as(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -324,7 +326,8 @@ class ValuePull:
         """See :func:`parallax.ops.resources.pull_values`."""
         for dtype in dict.fromkeys(self.spec.dtypes):
             own = [i for i, kind in enumerate(self.spec.dtypes) if kind is dtype]
-            self._run([values[i].detach() for i in own], [self.spec.owners[i] for i in own])
+            rows_first = [values[i].detach().movedim(self.spec.axes[i], 0) for i in own]
+            self._run(rows_first, [self.spec.owners[i] for i in own])
 
     def _run(self, values: list[torch.Tensor], owners: list[tuple[tuple[int, int], ...]]) -> None:
         size, rank = self.world.size, self.world.rank

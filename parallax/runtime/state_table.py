@@ -173,7 +173,7 @@ class StateTable:
             return
         self.shards[name] = value
         if name not in self._leaves:
-            whole = (layout.rows, *value.shape[1:])
+            whole = layout.shape_of(value.shape, layout.rows)
             place(torch.empty(whole, dtype=value.dtype, device="meta"))
 
 

@@ -26,7 +26,8 @@ class ValueGather:
     def start(self, number: int, shards: Sequence[torch.Tensor]) -> None:
         """Send this worker's rows of the variables of a message to all others."""
         world, places = self.world, self.spec.of_message(number)
-        own = [shard.detach().reshape(-1) for shard in shards]
+        pairs = zip(shards, places, strict=True)
+        own = [shard.detach().movedim(self.spec.axes[p], 0).reshape(-1) for shard, p in pairs]
         mine = own[0] if len(own) == 1 else torch.cat(own)
         counts = [
             sum(self._count(place, worker) for place in places) for worker in range(world.size)
@@ -45,7 +46,8 @@ class ValueGather:
     def _count(self, place: int, worker: int) -> int:
         """Elements that a worker has of a variable."""
         first, last = self.spec.ranges[place][worker]
-        return (last - first) * math.prod(self.spec.shapes[place][1:])
+        shape = self.spec.shapes[place]
+        return (last - first) * (math.prod(shape) // shape[self.spec.axes[place]])
 
     def finish(self, number: int) -> list[torch.Tensor]:
         """The whole variables of a message; valid until they are gathered again."""
@@ -59,7 +61,7 @@ class ValueGather:
                 first, last = self.spec.ranges[place][worker]
                 part = received[offset : offset + count]
                 offset += count
-                whole = self._whole(place)
+                whole = self._whole(place).movedim(self.spec.axes[place], 0)
                 whole[first:last].copy_(part.view(last - first, *whole.shape[1:]))
         return [self._whole(place) for place in places]
 

@@ -1,4 +1,4 @@
-"""Which rows of a variable live on which worker."""
+"""Which part of a variable lives on which worker."""
 
 from __future__ import annotations
 
@@ -17,17 +17,37 @@ def cyclic_rows(rows: int, worker: int, workers: int) -> int:
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Rows over workers: ``cyclic`` (row i on owner i mod n), ``block``, or ``whole``."""
+    """Rows over workers: ``cyclic`` (row i on owner i mod n), ``block``, or ``whole``.
+
+    What lies along ``axis`` are the rows; where it is not the first, they are columns, or slices.
+
+    Args:
+        partition: how they are dealt out.
+        rows: how many there are.
+        workers: of the run.
+        owners: that have some.
+        axis: of the rows.
+        shards: in blocks, how many rows each owner has; evenly many if empty.
+    """
 
     partition: PartitionName
     rows: int
     workers: int
     owners: tuple[int, ...]
+    axis: int = 0
+    shards: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, strategy: VariableStrategy, rows: int, workers: int) -> RowLayout:
         """The layout that a strategy asks for."""
-        return cls(strategy.partition, rows, workers, strategy.owners)
+        return cls(
+            strategy.partition,
+            rows,
+            workers,
+            strategy.owners,
+            strategy.axis,
+            strategy.shards,
+        )
 
     def range(self, worker: int) -> tuple[int, int]:
         """First and one-past-last row of ``worker``; only for consecutive rows."""
@@ -43,6 +63,9 @@ class RowLayout:
 
     def _range(self, place: int) -> tuple[int, int]:
         """Rows of the owner at a place among owners."""
+        if self.shards:
+            first = sum(self.shards[:place])
+            return first, first + self.shards[place]
         count = len(self.owners)
         return self.rows * place // count, self.rows * (place + 1) // count
 
@@ -53,19 +76,27 @@ class RowLayout:
         first, last = self.range(worker)
         return last - first
 
+    def rows_first(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A view, of a whole or of a shard, whose first dimension are the rows."""
+        return tensor.movedim(self.axis, 0)
+
+    def shape_of(self, shape: Sequence[int], rows: int) -> tuple[int, ...]:
+        """A shape with so many rows instead of its own."""
+        return (*shape[: self.axis], rows, *shape[self.axis + 1 :])
+
     def take(self, whole: torch.Tensor, worker: int) -> torch.Tensor:
         """A copy of the rows of ``worker``."""
         if self.partition == "cyclic":
             return whole.detach()[worker :: self.workers].clone()
-        return self.view(whole, worker).clone()
+        return self.view(whole, worker).clone(memory_format=torch.contiguous_format)
 
     def view(self, whole: torch.Tensor, worker: int) -> torch.Tensor:
         """The rows of ``worker`` as a view; only for consecutive rows."""
         first, last = self.range(worker)
-        return whole.detach()[first:last]
+        return whole.detach().narrow(self.axis, first, last - first)
 
     def place(self, whole: torch.Tensor, shard: torch.Tensor, worker: int) -> None:
-        """Write the rows of ``worker`` to their places in ``whole``."""
+        """Write the rows of ``worker`` to their places in ``whole``; in both, rows come first."""
         if self.partition == "cyclic":
             whole[worker :: self.workers].copy_(shard)
         else:
@@ -73,8 +104,8 @@ class RowLayout:
             whole[first:last].copy_(shard)
 
     def assemble(self, shards: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The whole from every worker's rows."""
+        """The whole from every worker's rows, which come first in each shard."""
         whole = shards[0].new_empty((self.rows, *shards[0].shape[1:]))
         for worker, shard in enumerate(shards):
             self.place(whole, shard, worker)
-        return whole
+        return whole.movedim(0, self.axis).contiguous()

@@ -114,7 +114,9 @@ def _dense(
     for mark in marks:
         name = str(mark.args[1])
         variable, choice = analysis.variables[name], strategy.variables[name]
-        pieces = _pieces(choice, variable, mark, known[mark], counts.get(known[mark], 0))
+        pieces = choice.pieces
+        if pieces == 1:
+            pieces = _pieces(choice, variable, mark, known[mark], counts.get(known[mark], 0))
         if pieces > 1:
             number += 1
             result[name] = (number, pieces)

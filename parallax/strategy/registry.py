@@ -79,7 +79,7 @@ class Synchronizer:
         sharded: a worker updates its shard of a variable only.
         whole: of a sharded variable's values, every worker keeps all; its slots are shards.
         partitions: that it supports.
-        axes: it partitions along any axis, not only along rows.
+        axes: it partitions, or cuts in pieces, along any axis, not only along rows.
         by_host: it may work inside each host first.
         pieces: it may send a gradient in pieces.
         reduces: it sums gradients by an AllReduce, whose reduction and order may be said.

@@ -109,7 +109,8 @@ def _check(
     return [
         *_of_kind(one, variable),
         *_of_owners(one, choice, variable, workers),
-        *_of_messages(one, choice, variable, two_levels),
+        *_of_shards(one, choice, variable),
+        *_of_messages(one, choice, two_levels),
         *_of_reduction(one, choice, workers),
         *encoder_problems(choice, variable, one.encodes),
         *_unused(choice),
@@ -172,13 +173,44 @@ def _of_owners(
         yield "owners", problem, f"name all workers from 0 to {workers - 1}"
     elif choice.partition == "whole" and len(owners) > 1:
         yield "owners", f"a whole variable has one owner, not {len(owners)}", "name one worker"
-    elif choice.partition == "block" and len(owners) > variable.rows:
-        problem = f"it has {variable.rows} rows, too few for {len(owners)} owners"
-        yield "owners", problem, "name fewer, or use partition 'whole'"
+
+
+def _of_shards(
+    one: Synchronizer, choice: VariableStrategy, variable: Variable
+) -> Iterator[Problem]:
+    """Whether it can be cut so: among owners, or in pieces."""
+    in_blocks = choice.partition == "block" and one.sharded
+    parts = len(choice.owners) if in_blocks else choice.pieces
+    field = "owners" if in_blocks else "pieces"
+    shape = variable.shape
+    if not 0 <= choice.axis < max(len(shape), 1):
+        problem = f"axis {choice.axis} is missing: its shape is {shape}"
+        yield "axis", problem, f"use 0 to {max(len(shape) - 1, 0)}"
+        return
+    size = shape[choice.axis] if shape else 1
+    if parts > max(size, 1) or choice.pieces < 1:
+        problem = f"it has {size} rows along axis {choice.axis}, which cannot be cut in {parts}"
+        yield field, problem, f"use 1 to {max(size, 1)}" if field == "pieces" else "name fewer"
+    if choice.axis and (not one.axes or (parts == 1 and not in_blocks)):
+        problem = f"{one.name} is not partitioned along axis {choice.axis}"
+        yield "axis", problem, "use 0, or partition 'block' or pieces where that is supported"
+    elif choice.axis and in_blocks and not variable.elementwise:
+        problem = f"its update works row by row, and cannot be cut along axis {choice.axis}"
+        yield "axis", problem, "use 0"
+    if not choice.shards:
+        return
+    if not in_blocks and (choice.pieces == 1 or not one.pieces):
+        yield "shards", "sizes are for partition 'block' and for pieces", "leave it empty"
+    elif len(choice.shards) != parts:
+        problem = f"there are {len(choice.shards)} sizes for {parts} {field}"
+        yield "shards", problem, "give one for each"
+    if min(choice.shards) < 1 or sum(choice.shards) != size:
+        problem = f"shards {choice.shards} do not make up the {size} along axis {choice.axis}"
+        yield "shards", problem, "give sizes of at least 1 with this sum"
 
 
 def _of_messages(
-    one: Synchronizer, choice: VariableStrategy, variable: Variable, two_levels: bool
+    one: Synchronizer, choice: VariableStrategy, two_levels: bool
 ) -> Iterator[Problem]:
     """Whether it can travel so."""
     if choice.hierarchy == "hosts":
@@ -191,9 +223,6 @@ def _of_messages(
                 "hierarchy 'hosts' needs several hosts of equally many workers, more than one each"
             )
             yield "hierarchy", problem, "use 'flat'"
-    if not 1 <= choice.pieces <= max(variable.rows, 1):
-        problem = f"it has {variable.rows} rows, which cannot be cut in {choice.pieces}"
-        yield "pieces", problem, f"use 1 to {max(variable.rows, 1)}"
     if choice.pieces != 1 and (not one.pieces or choice.hierarchy != "flat"):
         yield "pieces", "only gradients of flat allreduce travel in pieces", "use 1"
     for field in ("group", "pull_group"):
@@ -226,7 +255,7 @@ def _of_reduction(one: Synchronizer, choice: VariableStrategy, workers: int) -> 
         yield "order", problem, f"name each worker from 0 to {workers - 1} once"
 
 
-UNUSED = ("axis", "shards", "memory", "staleness")
+UNUSED = ("memory", "staleness")
 
 
 def _unused(choice: VariableStrategy) -> Iterator[Problem]:

@@ -83,17 +83,20 @@ def _put_pieces(
         source = mark.args[0]
         with work.graph.inserting_before(mark):
             for piece in range(entry.pieces):
-                part = work.call(aten.slice.Tensor, source, 0, *entry.rows(piece))
+                part = work.call(aten.slice.Tensor, source, entry.axis, *entry.rows(piece))
                 work.call(put_gradient, resource, index, part, piece)
         return
-    left, right = known.args
-    assert isinstance(left, Node)
+    # Rows of the product follow from rows of the left factor, columns from columns of the right.
+    cut, other = (known.args[0], known.args[1]) if entry.axis == 0 else reversed(known.args[:2])
+    assert isinstance(cut, Node)
     with work.graph.inserting_before(known):
         for piece in range(entry.pieces):
-            own = slice(*entry.rows(piece))
-            rows = work.call(aten.slice.Tensor, left, 0, own.start, own.stop)
-            part = work.call(aten.mm.default, rows, right)
-            rows.meta["val"], part.meta["val"] = left.meta["val"][own], known.meta["val"][own]
+            own = (entry.axis, *entry.rows(piece))
+            rows = work.call(aten.slice.Tensor, cut, *own)
+            pair = (rows, other) if entry.axis == 0 else (other, rows)
+            part = work.call(aten.mm.default, *pair)
+            for node, source in ((rows, cut), (part, known)):
+                node.meta["val"] = aten.slice.Tensor(source.meta["val"], *own)
             work.call(put_gradient, resource, index, part, piece)
 
 
@@ -123,6 +126,8 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
                 choice.pieces,
                 *encoder,
                 *how,
+                choice.axis,
+                choice.shards if choice.pieces > 1 else (),
             )
         )
     return tuple(entries)
@@ -184,6 +189,7 @@ SYNCHRONIZERS = (
         dense=True,
         by_host=True,
         pieces=True,
+        axes=True,
         reduces=True,
         encodes=True,
         merges=True,
@@ -199,6 +205,7 @@ SYNCHRONIZERS = (
         sharded=True,
         whole=True,
         partitions=("whole", "block"),
+        axes=True,
         merges=True,
     ),
 )

@@ -82,6 +82,7 @@ def _spec(work: Rewriting, messages: Sequence[Sequence[str]]) -> GatherSpec:
         tuple(variable.shape for variable in variables),
         tuple(variable.dtype for variable in variables),
         tuple(work.layout(name).ranges() for name in names),
+        tuple(work.layout(name).axis for name in names),
         tuple(number for number, group in enumerate(messages) for _ in group),
     )
 
@@ -117,6 +118,7 @@ SYNCHRONIZERS = (
         dense=True,
         sharded=True,
         partitions=("block",),
+        axes=True,
         merges=True,
         check=_problems,
     ),
