@@ -170,6 +170,89 @@ def train(world: World, kind: str, optimizer: str, clip: bool) -> dict[str, floa
     }
 
 
+class Several(nn.Module):
+    """Bags of two widths and of two dtypes, sums and means of each width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(
+            [
+                nn.EmbeddingBag(11, 3, mode="sum"),
+                nn.EmbeddingBag(9, 5, mode="mean"),
+                nn.EmbeddingBag(40, 3, mode="mean", include_last_offset=True),
+                nn.EmbeddingBag(8, 5, mode="sum"),
+                nn.EmbeddingBag(6, 3, mode="sum"),
+            ]
+        ).double()
+        self.tables[4].float()
+
+    def forward(self, ids: torch.Tensor, ragged: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        own = [ids % table.num_embeddings for table in self.tables]
+        bags = [self.tables[n](own[n]).double() for n in (0, 1, 3, 4)]
+        bags.append(self.tables[2](ragged, ends))
+        return torch.cat(bags, 1).tanh()
+
+
+def several(world: World, kind: str) -> float:
+    """The largest difference from one device, of a step that goes back twice through its bags."""
+
+    def build() -> tuple[Several, Callable[..., torch.Tensor]]:
+        torch.manual_seed(2)
+        net = Several()
+        optimizer = torch.optim.Adagrad(net.parameters(), 0.1)
+
+        def step(*batch: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            values = net(*batch)
+            loss = values.square().mean()
+            loss.backward(retain_graph=True)
+            values.sin().mean().backward()
+            optimizer.step()
+            return loss
+
+        return net, step
+
+    alone, one_device = build()
+    _, step = build()
+    config = Config(strategy=OneWay(kind), workers=1, seed=1)
+    runner = Runner(step, discover(step), config, world)
+    generator = torch.Generator().manual_seed(5)
+    count = 2 * world.size
+    for _ in range(3):
+        ids = torch.randint(99, (count, 4), generator=generator)
+        ragged = torch.randint(40, (count, 3), generator=generator)
+        # Three ids for the first of a worker's two bags, two for the second, and one for nobody.
+        ends = torch.tensor([0, 3, 5])
+        mine = slice(2 * world.rank, 2 * world.rank + 2)
+        runner.run(ids[mine], ragged[mine].flatten(), ends)
+        used = ragged.view(-1, 6)[:, :5].flatten()
+        every = torch.tensor([n for w in range(world.size) for n in (5 * w, 5 * w + 3)])
+        one_device(ids, used, torch.cat([every, torch.tensor([len(used)])]))
+    state = runner.state_dict()["net"]
+    expected = alone.state_dict()
+    return max(
+        float((state[n] - p).abs().max()) * (1.0 if p.dtype is torch.float64 else 1e-5)
+        for n, p in expected.items()
+    )
+
+
+def bad_offsets(world: World) -> str:
+    """What offsets of worker 1 that begin late make every worker say."""
+    _, step = build("sgd", False)
+    config = Config(strategy=OneWay("whole"), workers=1, seed=1)
+    runner = Runner(step, discover(step), config, world)
+    data = batches(world.size)
+    runner.run(data[0][world.rank])
+    wrong = data[0][world.rank]
+    if world.rank == 1:
+        wrong["again_offsets"] = wrong["again_offsets"] + 1
+    try:
+        runner.run(wrong)
+    except ParallaxError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def bad_id(world: World) -> str:
     """What worker 1's id out of range makes every worker say."""
     _, step = build("sgd", False)

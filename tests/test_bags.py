@@ -36,6 +36,18 @@ def test_an_id_out_of_range_is_named_before_anything_is_updated(pool: Pool) -> N
         assert "which has rows 0 to 12. Nothing was updated in this step." in text
 
 
+@pytest.mark.parametrize("kind", ["whole", "dealt"])
+def test_bags_of_several_kinds_that_get_two_gradients(pool: Pool, kind: str) -> None:
+    for difference in pool.run(2, bag_steps.several, kind):
+        assert difference <= 1e-10
+
+
+def test_offsets_that_leave_out_ids_are_named_before_anything_is_updated(pool: Pool) -> None:
+    for text in pool.run(2, bag_steps.bad_offsets):
+        assert text.startswith("RowIdError: Worker 1 looks up bags of table 'a.weight' by offsets")
+        assert "do not begin with 0" in text
+
+
 def test_hybrid_places_tables_by_what_they_send(pool: Pool) -> None:
     found = pool.run(4, bag_steps.placement)
     assert all(other == found[0] for other in found)

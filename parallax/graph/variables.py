@@ -226,13 +226,12 @@ def _sparse_or_not(
 
 
 def _is_of_bags(mark: Node, variable: Variable) -> bool:
-    """Whether a gradient is a sum of one gradient for each of some bags."""
+    """Whether a gradient is a sum of gradients of bags."""
     source = mark.args[0]
     assert isinstance(source, Node)
     rows = row_gradient(source, torch.Size(variable.shape))
     assert rows is not None
-    found = [bag_of(term) for term in rows.terms]
-    return None not in found and len(set(found)) == len(found)
+    return all(bag_of(term) is not None for term in rows.terms)
 
 
 def _readers(term: Node, lookups: list[Lookup]) -> list[Node]:

@@ -289,14 +289,15 @@ def receive_rows(exchange: Any, pending: Any) -> list[torch.Tensor]:
 @effect
 def pull_bags(
     exchange: Any,
-    inputs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    inputs: Sequence[tuple[torch.Tensor, torch.Tensor | int]],
     shards: Sequence[torch.Tensor],
 ) -> Any:
     """Start to fetch the sums of this step's bags.
 
     Args:
         exchange: the runtime object of a :class:`BagsSpec`.
-        inputs: per lookup, ids and offsets as ``torch.nn.EmbeddingBag`` takes them.
+        inputs: per lookup, ids and offsets as ``torch.nn.EmbeddingBag`` takes them; or in place of
+            offsets, how many ids each bag has.
         shards: per table, this worker's rows.
     """
     return exchange.pull(inputs, shards)

@@ -54,7 +54,20 @@ def touch_only_rows(work: Rewriting) -> None:
         component = work.analysis.components[name]
         kinds = classify(work, component, {rows})
         assert kinds is not None
-        _Narrowing(work, component, kinds, ids, rows).run()
+        if work.own_rows(name):
+            _Narrowing(work, component, kinds, ids, rows).run()
+        else:
+            _drop_writes(work, component, kinds)
+
+
+def _drop_writes(work: Rewriting, component: Component, kinds: dict[Node, Kind]) -> None:
+    """Of a table that lives elsewhere nothing is updated."""
+    for node in list(work.graph.nodes):
+        if kinds.get(node) == "state" and is_write(node):
+            target = node.args[0]
+            assert isinstance(target, Node)
+            node.replace_all_uses_with(target)
+            work.graph.erase_node(node)
 
 
 def can_touch_only_rows(work: Rewriting, name: str, marks: list[Node]) -> bool:

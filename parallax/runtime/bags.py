@@ -8,75 +8,35 @@ and per dtype one of values in each direction. Bytes sent per worker and step, f
 bags, of u distinct rows: (N-1)/N (4n + 4B) for ids and sizes, (N-1)/N bB for bags served to others
 and as much for gradients, of tables with one owner each; N times the latter two and the sizes where
 rows are dealt out; (N-1)/N (4u + 2bu) where distinct rows travel.
+
+Values of one link follow one another in a message: by worker, then by family, then by lookup.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from parallax.ops.resources import BagFeature, BagsSpec, TableSpec
+from parallax.ops.resources import BagsSpec
+from parallax.runtime.bag_requests import Asked, BagRequests, Family, Offsets, families
+from parallax.runtime.bag_service import BagService, Served
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import StepControl
-from parallax.runtime.row_ids import id_dtype, within
-from parallax.runtime.rows import Places, aggregate, places_of
+from parallax.runtime.row_ids import id_dtype
+from parallax.runtime.rows import hand_on
 from parallax.strategy.layout import cyclic_rows
 
-MANY_MORE = 1.5
-"""Where a batch has so many more distinct rows than bags ..."""
-PATIENCE = 15
-"""... they are not counted for so many steps."""
 
-Part = tuple[torch.Tensor, torch.Tensor | None]
-"""Local rows of one owner, and how many each bag has of them."""
+class _Side:
+    """A family, what this worker asks for and what it serves."""
 
-
-@dataclass
-class _Query:
-    """One lookup of this worker."""
-
-    sizes: torch.Tensor
-    """Rows in each bag."""
-    parts: list[Part]
-    """By worker, the local rows to ask it for, and how many each bag has; without, each row of
-    them is wanted by itself."""
-    distinct: torch.Tensor | None
-    """By id, its place among the distinct rows, if these travel."""
-    single: bool
-    """Whether every bag has one row."""
-    values: list[int] = field(init=False)
-    """By worker, how many rows of values travel between this one and it."""
-    numbers: list[tuple[int, int]] = field(init=False)
-    """By worker, how many ids it is sent, and how many bag sizes."""
-
-    def __post_init__(self) -> None:
-        self.numbers = [
-            (ids.shape[0], 0 if sizes is None else sizes.shape[0]) for ids, sizes in self.parts
-        ]
-        self.values = [
-            ids if part[1] is None else sizes
-            for part, (ids, sizes) in zip(self.parts, self.numbers, strict=True)
-        ]
-
-
-@dataclass
-class _Served:
-    """What this worker sums for one lookup of all workers."""
-
-    ids: torch.Tensor
-    """Local rows, worker by worker."""
-    sizes: torch.Tensor
-    """Rows in each bag, worker by worker."""
-    bags: list[int]
-    """Number of bags of each worker; a row that is wanted by itself is one."""
-    single: bool
-    """Whether only rows are wanted."""
-    places: Places | None = None
-    """Of a table with one lookup, the distinct rows, and where each of ``ids`` is among them."""
+    def __init__(self, family: Family, rank: int, device: torch.device) -> None:
+        self.family = family
+        self.requests = BagRequests(family, rank, device)
+        self.service = BagService(family, rank, device)
 
 
 @dataclass
@@ -92,10 +52,10 @@ class _Message:
 class BagRequest:
     """One step's bags: what this worker asked for and what it serves."""
 
-    queries: list[_Query]
-    """Per lookup."""
-    served: dict[int, _Served]
-    """By lookup, for those whose table this worker owns rows of."""
+    asked: list[Asked]
+    """By family."""
+    served: list[Served]
+    """By family."""
     messages: dict[torch.dtype, _Message] = field(default_factory=dict)
 
 
@@ -104,7 +64,8 @@ class SentBags:
     """Gradients under way."""
 
     request: BagRequest
-    features: list[int]
+    lookups: list[list[int]]
+    """By family, those that have gradients."""
     messages: dict[torch.dtype, _Message]
 
 
@@ -122,162 +83,121 @@ class BagExchange:
         self.values = [0] * len(spec.features)
         """Rows or sums of rows received, by lookup."""
         self.steps = 0
-        everyone = range(len(spec.features))
-        self._to = [
-            [f for f in everyone if self._table(f).owner in (None, worker)]
-            for worker in range(world.size)
+        self._workers = range(world.size)
+        self._sides = [
+            _Side(family, world.rank, world.device) for family in families(spec, world.size)
         ]
-        """By worker, the lookups that it serves."""
+        device = world.device
+        self._nothing = [
+            (
+                torch.empty(0, dtype=torch.int64, device=device),
+                torch.empty((0, table.width), dtype=table.dtype, device=device),
+            )
+            for table in spec.tables
+        ]
+        """By table, rows and gradients where no row was looked up."""
+        self._dtypes: dict[torch.dtype, list[int]] = {}
+        """By dtype, the families that travel together."""
+        for place, side in enumerate(self._sides):
+            self._dtypes.setdefault(side.family.dtype, []).append(place)
         self._kind = id_dtype(spec.tables)
-        self._lookups = Counter(feature.table for feature in spec.features)
-        self._patience = [0] * len(spec.features)
-        """By lookup, for how many steps to ask for bags without a look at distinct rows."""
-
-    def _table(self, feature: int) -> TableSpec:
-        return self.spec.tables[self.spec.features[feature].table]
-
-    def _mine(self) -> list[int]:
-        return self._to[self.world.rank]
+        self._places = {
+            number: (place, lookup)
+            for place, side in enumerate(self._sides)
+            for lookup, number in enumerate(side.family.numbers)
+        }
+        """By lookup, its family and its place there."""
+        self._incoming = [
+            side.family.numbers[i] for side in self._sides for i in side.service.lookups
+        ]
+        """Lookups that this worker serves, in the order of a message."""
 
     # -- Pull -----------------------------------------------------------------------------
 
     def pull(
         self,
-        inputs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        inputs: Sequence[tuple[torch.Tensor, Offsets]],
         shards: Sequence[torch.Tensor],
     ) -> BagRequest:
         """See :func:`parallax.ops.resources.pull_bags`."""
-        queries, bad = self._read(inputs)
-        request = BagRequest(queries, self._exchange_ids(queries, bad))
-        sums = {
-            f: _serve(shards[self.spec.features[f].table].detach(), served)
-            for f, served in request.served.items()
-        }
-        for dtype, own in self._by_dtype(range(len(self.spec.features))):
-            parts = {f: sums[f].split(request.served[f].bags) for f in own if f in sums}
+        asked, bad = [], ""
+        for side in self._sides:
+            found, problem = side.requests.ask([inputs[f] for f in side.family.numbers])
+            asked.append(found)
+            bad = bad or problem
+        request = BagRequest(asked, [])
+        values = self._exchange_ids(request, bad, shards)
+        for dtype, alike in self._dtypes.items():
             sent = [
-                [parts[f][worker].reshape(-1) for f in own if f in parts]
-                for worker in range(self.world.size)
+                [part[worker].view(-1) for place in alike for part in values[place]]
+                for worker in self._workers
             ]
-            counts = [self._elements(own, worker, request) for worker in self._workers()]
+            counts = [
+                sum(self._elements(request, place, worker) for place in alike)
+                for worker in self._workers
+            ]
             request.messages[dtype] = self._start(sent, counts, dtype, "bags: pull")
+        self._count(request)
         # While the sums are under way.
-        for f, served in request.served.items():
-            if self._lookups[self.spec.features[f].table] == 1:
-                served.places = places_of(self._table(f), served.ids.long())
+        for side, served in zip(self._sides, request.served, strict=True):
+            side.service.prepare(served)
         return request
 
-    def _workers(self) -> range:
-        return range(self.world.size)
+    def _elements(self, request: BagRequest, place: int, worker: int) -> int:
+        """How much of a family's values this worker gets from another."""
+        family, values = self._sides[place].family, request.asked[place].values
+        return sum(values[link] for link in family.links_to[worker]) * family.width
 
-    def _by_dtype(self, features: Iterable[int]) -> list[tuple[torch.dtype, list[int]]]:
-        chosen = list(features)
-        dtypes = dict.fromkeys(self._table(f).dtype for f in chosen)
-        return [(dtype, [f for f in chosen if self._table(f).dtype is dtype]) for dtype in dtypes]
-
-    def _elements(self, features: list[int], worker: int, request: BagRequest) -> int:
-        """Elements of this worker's values that travel between it and ``worker``."""
-        served = self._to[worker]
-        return sum(
-            request.queries[f].values[worker] * self._table(f).width
-            for f in features
-            if f in served
-        )
-
-    def _read(
-        self, inputs: Sequence[tuple[torch.Tensor, torch.Tensor]]
-    ) -> tuple[list[_Query], str]:
-        """What to ask the owners for, and what is wrong with it."""
-        queries, bad = [], ""
-        for f, (ids, offsets) in enumerate(inputs):
-            table, feature = self._table(f), self.spec.features[f]
-            flat = ids.reshape(-1)
-            sizes = _bag_sizes(feature, offsets, flat.numel())
-            flat, problem = within(table, flat, self.world.rank)
-            bad = bad or problem
-            query = self._query(f, flat, sizes)
-            queries.append(query)
-            self.ids[f] += flat.numel()
-            self.bags[f] += len(sizes)
-            self.values[f] += sum(query.values)
-            self.numbers[f] += sum(ids + sizes for ids, sizes in query.numbers)
+    def _count(self, request: BagRequest) -> None:
+        for side, asked in zip(self._sides, request.asked, strict=True):
+            family = side.family
+            for lookup, number in enumerate(family.numbers):
+                self.ids[number] += asked.given.counts[lookup]
+                self.bags[number] += asked.given.bags[lookup]
+            for (lookup, _), (ids, sizes), values in zip(
+                family.links, asked.parts, asked.values, strict=True
+            ):
+                number = family.numbers[lookup]
+                self.values[number] += values
+                self.numbers[number] += ids.shape[0] + (0 if sizes is None else values)
         self.steps += 1
-        return queries, bad
 
-    def _query(self, feature: int, ids: torch.Tensor, sizes: torch.Tensor) -> _Query:
-        """Ask for bags, or for the distinct rows if these are fewer."""
-        number, table = self.world.size, self._table(feature)
-        dealt = table.owner is None
-        bags = (number if dealt else 1) * len(sizes)
-        if self._patience[feature] and len(ids) > bags:
-            self._patience[feature] -= 1
-        else:
-            stride = table.rows // number + 1
-            keys = (ids % number) * stride + ids // number if dealt else ids
-            distinct, places = torch.unique(keys, return_inverse=True)
-            # Without sizes to send besides.
-            if len(distinct) <= bags:
-                single = len(ids) == len(sizes) and bool((sizes == 1).all())
-                rows = self._by_owner(table, distinct, stride)
-                return _Query(sizes, [(part, None) for part in rows], places, single)
-            if len(distinct) > MANY_MORE * bags:
-                self._patience[feature] = PATIENCE
-        nobody: Part = (ids[:0], None)
-        parts: list[Part]
-        if table.owner is not None:
-            parts = [nobody] * number
-            parts[table.owner] = (ids, sizes)
-            return _Query(sizes, parts, None, False)
-        bag = torch.arange(len(sizes), device=ids.device).repeat_interleave(sizes)
-        owners = ids % number
-        parts = []
-        for worker in self._workers():
-            own = owners == worker
-            lengths = torch.bincount(bag[own], minlength=len(sizes))
-            parts.append((ids[own] // number, lengths))
-        return _Query(sizes, parts, None, False)
+    def _exchange_ids(
+        self, request: BagRequest, bad: str, shards: Sequence[torch.Tensor]
+    ) -> list[list[Sequence[torch.Tensor]]]:
+        """Tell the owners what is wanted, and learn it from the others.
 
-    def _by_owner(self, table: TableSpec, keys: torch.Tensor, stride: int) -> list[torch.Tensor]:
-        """Distinct rows by the worker that owns them, by their numbers there."""
-        if table.owner is not None:
-            return [keys if worker == table.owner else keys[:0] for worker in self._workers()]
-        bounds = torch.arange(1, self.world.size, device=keys.device) * stride
-        ends = torch.searchsorted(keys, bounds)
-        return list((keys % stride).tensor_split(ends.cpu()))
-
-    def _exchange_ids(self, queries: list[_Query], bad: str) -> dict[int, _Served]:
-        features = len(queries)
-        parts: list[list[torch.Tensor]] = [[] for _ in self._workers()]
-        counts = [[0] * (2 * features) for _ in self._workers()]
-        for worker in self._workers():
-            for f in self._to[worker]:
-                ids, sizes = queries[f].parts[worker]
-                parts[worker].append(ids)
-                if sizes is not None:
-                    parts[worker].append(sizes)
-                counts[worker][2 * f : 2 * f + 2] = queries[f].numbers[worker]
-        mine = self._mine()
-        flat = [part for row in parts for part in row]
-        sent = torch.cat(flat).to(self._kind) if flat else torch.empty(0, dtype=self._kind)
-        received_counts, received = self.control.exchange_ids(
+        Returns:
+            By family, served lookup and worker, the values to send: [values, width].
+        """
+        counts = [[0] * (2 * len(self.spec.features)) for _ in self._workers]
+        parts: list[torch.Tensor] = []
+        for worker, row in enumerate(counts):
+            for side, asked in zip(self._sides, request.asked, strict=True):
+                for link in side.family.links_to[worker]:
+                    number = side.family.numbers[side.family.links[link][0]]
+                    ids, sizes = asked.parts[link]
+                    parts.append(ids)
+                    row[2 * number] = ids.shape[0]
+                    if sizes is not None:
+                        parts.append(sizes)
+                        row[2 * number + 1] = sizes.shape[0]
+        sent = torch.cat(parts).to(self._kind)
+        told, received = self.control.exchange_ids(
             counts, sent, [sum(row) for row in counts], bad, "bags: ids"
         )
-        pieces_by_worker = [
-            [n for f in mine for n in row[2 * f : 2 * f + 2]] for row in received_counts
-        ]
-        pieces = received.split([n for row in pieces_by_worker for n in row])
-        step = 2 * len(mine)
-        served = {}
-        for place, f in enumerate(mine):
-            rows, given = pieces[2 * place :: step], pieces[2 * place + 1 :: step]
-            each = [
-                own if own.shape[0] else torch.ones_like(part)
-                for part, own in zip(rows, given, strict=True)
-            ]
-            bags = [part.shape[0] for part in each]
-            single = not any(own.shape[0] for own in given)
-            served[f] = _Served(torch.cat(rows), torch.cat(each), bags, single)
-        return served
+        split = [n for row in told for f in self._incoming for n in row[2 * f : 2 * f + 2]]
+        pieces = received.long().split(split)
+        step, start, values = 2 * len(self._incoming), 0, []
+        for side in self._sides:
+            own = range(start, start + 2 * len(side.service.lookups), 2)
+            start = own.stop
+            served, sums = side.service.serve(
+                [pieces[j::step] for j in own], [pieces[j + 1 :: step] for j in own], shards
+            )
+            request.served.append(served)
+            values.append(sums)
+        return values
 
     def _start(
         self, sent: list[list[torch.Tensor]], counts: list[int], dtype: torch.dtype, purpose: str
@@ -291,34 +211,30 @@ class BagExchange:
 
     def pulled(self, request: BagRequest) -> list[torch.Tensor]:
         """See :func:`parallax.ops.resources.pulled_bags`."""
-        arrived: dict[int, list[torch.Tensor]] = {}
-        for dtype, own in self._by_dtype(range(len(self.spec.features))):
+        bags: dict[int, torch.Tensor] = {}
+        for dtype, alike in self._dtypes.items():
             message = request.messages.pop(dtype)
             message.pending.wait()
-            order = [(w, f) for w in self._workers() for f in own if f in self._to[w]]
-            sizes = [request.queries[f].values[w] * self._table(f).width for w, f in order]
-            for (_, f), part in zip(order, message.received.split(sizes), strict=True):
-                arrived.setdefault(f, []).append(part.view(-1, *self._table(f).row_shape))
-        return [self._bags(f, request.queries[f], parts) for f, parts in sorted(arrived.items())]
-
-    def _bags(self, feature: int, query: _Query, parts: list[torch.Tensor]) -> torch.Tensor:
-        """One lookup's bags from what owners sent: distinct rows, or their parts of each bag."""
-        if query.distinct is None:
-            value = parts[0] if self._table(feature).owner is not None else _sum(parts)
-        else:
-            rows = parts[0] if len(parts) == 1 else torch.cat(parts)
-            if query.single:
-                value = rows.index_select(0, query.distinct)
-            else:
-                value = _sum_bags(rows, query.distinct, query.sizes)
-        return self._scaled(feature, query, value)
-
-    def _scaled(self, feature: int, query: _Query, value: torch.Tensor) -> torch.Tensor:
-        """Means of bags from their sums, and gradients of the sums from those of the means."""
-        if not self.spec.features[feature].mean:
-            return value
-        sizes = query.sizes.clamp(min=1)
-        return value / sizes.view(-1, *[1] * (value.dim() - 1))
+            order = [
+                (place, link)
+                for worker in self._workers
+                for place in alike
+                for link in self._sides[place].family.links_to[worker]
+            ]
+            sizes = [
+                request.asked[place].values[link] * self._sides[place].family.width
+                for place, link in order
+            ]
+            pieces = dict(zip(order, message.received.split(sizes), strict=True))
+            for place in alike:
+                side = self._sides[place]
+                arrived = [
+                    pieces[place, link].view(-1, side.family.width)
+                    for link in range(len(side.family.links))
+                ]
+                values = side.requests.bags(request.asked[place], arrived)
+                bags.update(zip(side.family.numbers, values, strict=True))
+        return [bags[number] for number in range(len(self.spec.features))]
 
     # -- Push -----------------------------------------------------------------------------
 
@@ -326,113 +242,93 @@ class BagExchange:
         self, request: BagRequest, features: Sequence[int], gradients: Sequence[torch.Tensor]
     ) -> SentBags:
         """See :func:`parallax.ops.resources.push_bags`."""
-        given = dict(zip(features, gradients, strict=True))
+        given: list[dict[int, torch.Tensor]] = [{} for _ in self._sides]
+        for number, gradient in zip(features, gradients, strict=True):
+            place, lookup = self._places[number]
+            known = given[place].get(lookup)  # of an earlier backward pass through the same bags
+            given[place][lookup] = gradient if known is None else known + gradient
+        lookups = [sorted(own) for own in given]
         messages = {}
-        for dtype, own in self._by_dtype(features):
-            values = {f: self._weighted(f, request.queries[f], given[f]) for f in own}
-            sent = [
-                [values[f][worker] for f in own if f in self._to[worker]]
-                for worker in self._workers()
-            ]
-            mine = [f for f in own if f in request.served]
-            counts = [
-                sum(request.served[f].bags[worker] * self._table(f).width for f in mine)
-                for worker in self._workers()
-            ]
-            messages[dtype] = self._start(sent, counts, dtype, "bags: push")
-        return SentBags(request, list(features), messages)
+        for dtype, alike in self._dtypes.items():
+            used = [place for place in alike if lookups[place]]
+            if used:
+                messages[dtype] = self._push(request, used, given, dtype)
+        return SentBags(request, lookups, messages)
 
-    def _weighted(self, feature: int, query: _Query, gradient: torch.Tensor) -> list[torch.Tensor]:
-        """By worker, the flat gradient of what it sent: of bags' sums, or of distinct rows."""
-        table = self._table(feature)
-        counts = query.values
+    def _push(
+        self,
+        request: BagRequest,
+        alike: list[int],
+        given: list[dict[int, torch.Tensor]],
+        dtype: torch.dtype,
+    ) -> _Message:
+        sent: list[list[torch.Tensor]] = [[] for _ in self._workers]
+        counts = [0] * self.world.size
+        for place in alike:
+            side, asked, served = self._sides[place], request.asked[place], request.served[place]
+            family, lookups = side.family, sorted(given[place])
+            by_link = self._weighted(side, asked, lookups, [given[place][i] for i in lookups])
+            for worker, row in enumerate(sent):
+                row += [by_link[k] for k in family.links_to[worker] if k in by_link]
+            for slot, lookup in enumerate(side.service.lookups):
+                if lookup in given[place]:
+                    for worker, values in enumerate(served.values[slot]):
+                        counts[worker] += values * family.width
+        return self._start(sent, counts, dtype, "bags: push")
+
+    def _weighted(
+        self,
+        side: _Side,
+        asked: Asked,
+        lookups: list[int],
+        gradients: list[torch.Tensor],
+    ) -> dict[int, torch.Tensor]:
+        """By link, the flat gradient of what its owner sent, weighted for the mean."""
+        family = side.family
         if self.control.is_empty:
-            zeros = torch.zeros(sum(counts) * table.width, dtype=table.dtype)
-            return list(zeros.to(self.world.device).split([n * table.width for n in counts]))
-        gradient = self._scaled(feature, query, gradient)
-        if table.average:
-            gradient = gradient * (self.control.weight / self.control.total)
-        if query.distinct is None:
-            return [gradient.reshape(-1)] * self.world.size
-        if not query.single:
-            total = len(query.distinct)
-            gradient = gradient.repeat_interleave(query.sizes, 0, output_size=total)
-        rows = gradient.new_zeros((sum(counts), *table.row_shape))
-        rows.index_add_(0, query.distinct, gradient)
-        return [part.reshape(-1) for part in rows.split(counts)]
+            zeros = torch.zeros(
+                max(asked.values) * family.width, dtype=family.dtype, device=self.world.device
+            )
+            return {
+                link: zeros[: asked.values[link] * family.width]
+                for lookup in lookups
+                for link in family.links_of[lookup]
+            }
+        scale = self.control.weight / self.control.total if family.average else 1.0
+        found = side.requests.gradients(asked, lookups, gradients, scale)
+        return {link: value.reshape(-1) for link, value in found.items()}
 
     def receive(self, sent: SentBags, tables: Sequence[int]) -> list[Any]:
         """See :func:`parallax.ops.resources.receive_bags`."""
-        found: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {t: [] for t in tables}
-        for dtype, own in self._by_dtype(sent.features):
-            message = sent.messages[dtype]
+        found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        for dtype, message in sent.messages.items():
             message.pending.wait()
-            mine = [f for f in own if f in sent.request.served]
-            sizes = [
-                sent.request.served[f].bags[worker] * self._table(f).width
-                for worker in self._workers()
-                for f in mine
+            order = [
+                (place, slot)
+                for place in self._dtypes[dtype]
+                for slot, lookup in enumerate(self._sides[place].service.lookups)
+                if lookup in sent.lookups[place]
             ]
-            parts = message.received.split(sizes)
-            for place, f in enumerate(mine):
-                table, served = self._table(f), sent.request.served[f]
-                bags = torch.cat(parts[place :: len(mine)]).view(-1, *table.row_shape)
-                rows = bags
-                if not served.single:
-                    rows = bags.repeat_interleave(
-                        served.sizes.long(), 0, output_size=len(served.ids)
-                    )
-                found[self.spec.features[f].table].append((served.ids.long(), rows))
-        known = sent.request.served
-        places = {self.spec.features[f].table: known[f].places for f in sent.features if f in known}
-        return [self._aggregated(t, parts, places.get(t)) for t, parts in found.items()]
+            sizes = [
+                sent.request.served[place].values[slot][worker] * self._sides[place].family.width
+                for worker in self._workers
+                for place, slot in order
+            ]
+            pieces = message.received.split(sizes)
+            for place in self._dtypes[dtype]:
+                service = self._sides[place].service
+                own = [(j, slot) for j, (of, slot) in enumerate(order) if of == place]
+                values = [piece for j, _ in own for piece in pieces[j :: len(order)]]
+                lookups = [service.lookups[slot] for _, slot in own]
+                found.update(service.aggregate(sent.request.served[place], lookups, values))
+        return [self._handed_on(table, found.get(table)) for table in tables]
 
-    def _aggregated(
-        self,
-        table: int,
-        parts: list[tuple[torch.Tensor, torch.Tensor]],
-        places: Places | None,
-    ) -> Any:
+    def _handed_on(self, table: int, found: tuple[torch.Tensor, torch.Tensor] | None) -> Any:
         spec = self.spec.tables[table]
-        rank, size, device = self.world.rank, self.world.size, self.world.device
-        if not parts:
-            none = torch.empty((0, *spec.row_shape), dtype=spec.dtype, device=device)
-            parts = [(torch.empty(0, dtype=torch.int64, device=device), none)]
+        rank, size = self.world.rank, self.world.size
         if spec.owner is None:
             count = cyclic_rows(spec.rows, rank, size)
         else:
             count = spec.rows if spec.owner == rank else 0
-        if len(parts) == 1:
-            return aggregate(spec, count, *parts[0], places)
-        ids = torch.cat([ids for ids, _ in parts])
-        return aggregate(spec, count, ids, torch.cat([rows for _, rows in parts]))
-
-
-def _bag_sizes(feature: BagFeature, offsets: torch.Tensor, ids: int) -> torch.Tensor:
-    if not feature.last_offset:
-        offsets = torch.cat([offsets, offsets.new_tensor([ids])])
-    return offsets.diff()
-
-
-def _serve(shard: torch.Tensor, served: _Served) -> torch.Tensor:
-    if served.single:
-        return shard.index_select(0, served.ids)
-    return _sum_bags(shard, served.ids, served.sizes)
-
-
-def _sum_bags(rows: torch.Tensor, ids: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """Sums of bags of rows; an empty one is zero."""
-    if not len(ids):
-        return rows.new_zeros((len(sizes), *rows.shape[1:]))
-    sizes = sizes.long()
-    sums: torch.Tensor = torch.nn.functional.embedding_bag(
-        ids.long(), rows, sizes.cumsum(0) - sizes, mode="sum"
-    )
-    return sums
-
-
-def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
-    result = parts[0]
-    for part in parts[1:]:
-        result.add_(part)
-    return result
+        ids, rows = found or self._nothing[table]
+        return hand_on(spec, count, ids, rows.view(-1, *spec.row_shape))

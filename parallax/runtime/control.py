@@ -197,5 +197,6 @@ def batch_weight(flat: list[Any]) -> int:
 def row_id_error(problem: str) -> RowIdError:
     """A lookup of a row that a table does not have."""
     return RowIdError(
-        problem, hint="check the vocabulary the data was encoded with, and its padding id."
+        problem,
+        hint="check the vocabulary the data was encoded with, its padding id, and offsets of bags.",
     )

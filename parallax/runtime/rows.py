@@ -17,11 +17,9 @@ import torch
 from parallax.ops.resources import RowsSpec, TableSpec
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import StepControl
+from parallax.runtime.grouping import Grouped, group
 from parallax.runtime.row_ids import id_dtype, within
 from parallax.strategy.layout import cyclic_rows
-
-Places = tuple[torch.Tensor, torch.Tensor]
-"""Distinct ids, and by id where it is among them."""
 
 
 @dataclass
@@ -38,8 +36,8 @@ class Requested:
     """served[w][t]: rows of table t that worker w needs from this worker."""
     padding: list[int | None]
     """Per table, where its padding row is among the unique rows, if it is there."""
-    wanted_places: list[Places | None] = field(default_factory=list)
-    """Per table, the distinct rows among ``wanted``, and where each of them is."""
+    grouped: list[Grouped] = field(default_factory=list)
+    """Per table, ``wanted`` by row."""
     pulls: dict[int, Rows] = field(default_factory=dict)
     """Per table, the message that brings its rows."""
     later: list[list[int]] = field(default_factory=list)
@@ -103,8 +101,8 @@ class RowExchange:
         request.shards = shards
         self._send_next(request)
         # While the rows are under way.
-        request.wanted_places = [
-            places_of(table, ids)
+        request.grouped = [
+            group(ids, table.rows)
             for table, ids in zip(self.spec.tables, request.wanted, strict=True)
         ]
         return [item for table in result for item in table] + [request]
@@ -182,7 +180,8 @@ class RowExchange:
         size = self.world.size if self.spec.sharded else 1
         stride = table.rows // size + 1
         owners = ids % size if self.places is None else self.places[ids % size]
-        keys, positions = torch.unique(owners * stride + ids // size, return_inverse=True)
+        grouped = group(owners * stride + ids // size, size * stride)
+        keys, positions = grouped.keys, grouped.positions()
         bounds = [owner * stride for owner in range(1, size)]
         padding = table.padding
         if padding is not None:
@@ -287,18 +286,18 @@ class RowExchange:
         if sent.ids is not None:
             counts = [[row[t] for t in sent.tables] for row in sent.counts]
             wanted = by_table(sent.ids, counts, [1] * len(sent.tables))
-            return [
-                aggregate(self.spec.tables[t], self.spec.tables[t].rows, ids, rows)
-                for t, ids, rows in zip(sent.tables, wanted, values, strict=True)
-            ]
+            result = []
+            for t, ids, rows in zip(sent.tables, wanted, values, strict=True):
+                table = self.spec.tables[t]
+                grouped = group(ids, table.rows)
+                result.append(hand_on(table, table.rows, grouped.keys, grouped.sums(rows)))
+            return result
         request, rank, size = sent.request, self.world.rank, self.world.size
         result = []
         for t, rows in zip(sent.tables, values, strict=True):
             table = self.spec.tables[t]
-            count = cyclic_rows(table.rows, rank, size)
-            result.append(
-                aggregate(table, count, request.wanted[t], rows, request.wanted_places[t])
-            )
+            count, grouped = cyclic_rows(table.rows, rank, size), request.grouped[t]
+            result.append(hand_on(table, count, grouped.keys, grouped.sums(rows)))
         return result
 
     # -- Messages of rows -------------------------------------------------------------------
@@ -357,42 +356,24 @@ class RowExchange:
         return [result[t] for t in tables]
 
 
-def places_of(table: TableSpec, ids: torch.Tensor) -> Places | None:
-    """What :func:`aggregate` needs to know of ids, if anything."""
-    if table.lazy or not table.touched:
-        return None
-    unique, positions = torch.unique(ids, return_inverse=True)
-    return unique, positions
-
-
-def aggregate(
-    table: TableSpec,
-    count: int,
-    ids: torch.Tensor,
-    rows: torch.Tensor,
-    places: Places | None = None,
-) -> Any:
-    """The gradient of ``count`` rows of a table, in the form that its update takes.
+def hand_on(table: TableSpec, count: int, ids: torch.Tensor, rows: torch.Tensor) -> Any:
+    """A gradient of ``count`` rows of a table, in the form that its update takes.
 
     Args:
         table: what is known of it.
         count: rows that this worker holds.
-        ids: which of them ``rows`` belong to; an id may occur often.
-        rows: the gradients to sum.
-        places: of the ids, where they are known already.
+        ids: which of them ``rows`` belong to, ascending, each once.
+        rows: their gradients.
     """
     shape = (count, *table.row_shape)
     if table.lazy:
         return torch.sparse_coo_tensor(
-            ids.view(1, -1), rows, shape, check_invariants=False
-        ).coalesce()
-    places = places or places_of(table, ids)
-    if places is not None:
-        unique, positions = places
-        summed = rows.new_zeros((len(unique), *table.row_shape))
-        return unique, summed.index_add_(0, positions, rows)
+            ids.view(1, -1), rows, shape, check_invariants=False, is_coalesced=True
+        )
+    if table.touched:
+        return ids, rows
     whole = torch.zeros(shape, dtype=table.dtype, device=rows.device)
-    return whole.index_add_(0, ids, rows)
+    return whole.index_copy_(0, ids, rows)
 
 
 def by_worker(values: Sequence[torch.Tensor], counts: list[list[int]]) -> torch.Tensor:

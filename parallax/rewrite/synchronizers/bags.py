@@ -82,12 +82,11 @@ def _fetch(work: Rewriting, group: _Group) -> None:
         for lookup in group.lookups
     )
     group.resource = work.resource(BagsSpec(tables, features), "bags")
-    inputs = [node for lookup in group.lookups for node in lookup.node.args[1:3]]
-    assert all(isinstance(node, Node) for node in inputs)
+    pairs = [[lookup.ids, _offsets(lookup)] for lookup in group.lookups]
     first = group.lookups[0].node
-    start = known_early(work, inputs, first)  # type: ignore[arg-type]
+    inputs = [node for pair in pairs for node in pair if isinstance(node, Node)]
+    start = known_early(work, inputs, first)
     with work.graph.inserting_before(start):
-        pairs = [list(lookup.node.args[1:3]) for lookup in group.lookups]
         shards = [work.step.placeholder(name) for name in group.tables]
         group.handle = work.call(pull_bags, group.resource, pairs, shards)
     with work.graph.inserting_before(first):
@@ -98,6 +97,22 @@ def _fetch(work: Rewriting, group: _Group) -> None:
                 if user.target is operator.getitem and user.args[1] == 0:
                     sums.meta.update(user.meta)
                     user.replace_all_uses_with(sums)
+
+
+def _offsets(lookup: Lookup) -> Node | int:
+    """Where bags begin; or, if all have equally many ids as a tensor of two dimensions gives them,
+    how many that is."""
+    ids, offsets = lookup.node.args[1:3]
+    assert isinstance(ids, Node)
+    assert isinstance(offsets, Node)
+    readers = [str(user.target) for user in offsets.users]
+    if offsets.target is aten.arange.start_step and all("embedding_bag" in r for r in readers):
+        bounds: tuple[Any, ...] = (*offsets.args, 1)
+        start, end, step = bounds[:3]
+        last = len(lookup.node.args) > 7 and lookup.node.args[7]
+        if start == 0 and end == ids.meta["val"].numel() and end % step == 0 and not last:
+            return int(step)
+    return offsets
 
 
 def _erase_with_gradients(work: Rewriting, node: Node) -> None:
