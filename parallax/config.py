@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 RunOption = Literal["HYBRID", "PS", "AR"]
 RUN_OPTIONS: tuple[str, ...] = ("HYBRID", "PS", "AR")
 DEFAULT_RUN_OPTION: RunOption = "HYBRID"
+
+CompileMode = Literal["auto", "inductor", "none"]
+COMPILE_MODES: tuple[str, ...] = ("auto", "inductor", "none")
 
 LOG_LEVEL_VARIABLE = "PARALLAX_LOG_LEVEL"
 DUMP_VARIABLE = "PARALLAX_DUMP"
@@ -52,6 +55,9 @@ class Config:
         average_dense: mean (else sum) of the workers' gradients of dense variables.
         average_sparse: the same for sparse variables.
         redirect_path: directory that receives each worker's output as files, besides the console.
+        compile: whether regions of the step are compiled by Inductor. ``"auto"``: when a run has
+            computed for so long that it is likely to pay, each where it is measured to be faster;
+            ``"inductor"``: all, after the first step; ``"none"``: none.
         seed: base of every worker's random numbers; worker ``w`` uses ``seed + w``. Without one,
             the chief's torch seed is the base.
         dump_dir: directory that receives each stage's result as text; ``PARALLAX_DUMP`` is its
@@ -67,6 +73,7 @@ class Config:
     average_dense: bool = True
     average_sparse: bool = True
     redirect_path: str | None = None
+    compile: CompileMode = "auto"
     seed: int | None = None
     dump_dir: str | None = None
 
@@ -79,6 +86,7 @@ class Config:
         average_dense: bool = True,
         average_sparse: bool = True,
         redirect_path: str | os.PathLike[str] | None = None,
+        compile: CompileMode = "auto",
         seed: int | None = None,
         dump_dir: str | os.PathLike[str] | None = None,
         **unknown: Any,
@@ -99,6 +107,7 @@ class Config:
             "average_dense": _boolean("average_dense", average_dense),
             "average_sparse": _boolean("average_sparse", average_sparse),
             "redirect_path": _directory("redirect_path", redirect_path),
+            "compile": _one_of("compile", compile, COMPILE_MODES),
             "seed": None if seed is None else _integer("seed", seed, 0, 2**63 - 1),
             "dump_dir": _directory("dump_dir", dump_dir or os.environ.get(DUMP_VARIABLE)),
         }
@@ -166,6 +175,17 @@ def _strategy(value: object) -> object:
     raise ConfigError(
         f"strategy must be a builder, its name, a strategy or its file, found {value!r}.",
         hint='for example strategy="auto", or strategy="strategy.json".',
+    )
+
+
+def _one_of(name: str, value: object, known: Sequence[str]) -> str:
+    if value in known:
+        return str(value)
+    near = difflib.get_close_matches(str(value).lower(), known, n=1, cutoff=0.0)
+    options = ", ".join(f'"{one}"' for one in known)
+    raise ConfigError(
+        f"{name} must be one of {options}; found {value!r}.",
+        hint=f'did you mean "{near[0]}"?' if near else "",
     )
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from parallax.ops.kernels import onednn_product
 from parallax.runtime import products
-from parallax.runtime.products import Product, has_onednn, onednn_product, use_faster_products
+from parallax.runtime.products import Product, has_onednn, use_faster_products
 
 needs_onednn = pytest.mark.skipif(not has_onednn(), reason="PyTorch was built without oneDNN")
 aten: Any = torch.ops.aten

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 
@@ -217,25 +217,41 @@ class OwnSpec:
 ResourceSpec = RowsSpec | BagsSpec | BucketsSpec | PullSpec | CombineSpec | RowIdsSpec | OwnSpec
 
 
-def effect(function: Callable[..., Any]) -> Callable[..., Any]:
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def effect(function: Function) -> Function:
     """Mark an operation that must run in its place although nobody may use its value."""
     function.parallax_effect = True  # type: ignore[attr-defined]
     return function
 
 
-@effect
+def starts(function: Function) -> Function:
+    """Mark an effect that starts a message: the sooner it runs, the sooner that is under way."""
+    function.parallax_starts = True  # type: ignore[attr-defined]
+    return effect(function)
+
+
+def fixed_sizes(function: Function) -> Function:
+    """Mark an operation whose results have the same sizes in every step of a graph."""
+    function.parallax_fixed_sizes = True  # type: ignore[attr-defined]
+    return function
+
+
+@starts
 def start(resource: Any, number: int, *args: Any) -> Any:
     """Start a message of the runtime object of an :class:`OwnSpec`."""
     return resource.start(number, *args)
 
 
 @effect
+@fixed_sizes
 def finish(resource: Any, number: int, *args: Any) -> Any:
     """Wait for a message of it; what it brought."""
     return resource.finish(number, *args)
 
 
-@effect
+@starts
 def pull_rows(
     exchange: Any,
     ids: Sequence[Sequence[torch.Tensor]],
@@ -264,14 +280,14 @@ def pulled_rows(exchange: Any, handle: Any, table: int) -> torch.Tensor:
     return rows
 
 
-@effect
+@starts
 def unique_rows(exchange: Any, ids: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
     """As :func:`pull_rows` for replicated tables: only unique ids, no rows are fetched."""
     result: list[Any] = exchange.unique(ids)
     return result
 
 
-@effect
+@starts
 def push_rows(
     exchange: Any, handle: Any, tables: Sequence[int], gradients: Sequence[torch.Tensor]
 ) -> Any:
@@ -286,7 +302,7 @@ def receive_rows(exchange: Any, pending: Any) -> list[torch.Tensor]:
     return result
 
 
-@effect
+@starts
 def pull_bags(
     exchange: Any,
     inputs: Sequence[tuple[torch.Tensor, torch.Tensor | int]],
@@ -304,13 +320,14 @@ def pull_bags(
 
 
 @effect
+@fixed_sizes
 def pulled_bags(exchange: Any, handle: Any) -> list[torch.Tensor]:
     """The bags of each lookup that :func:`pull_bags` started to fetch."""
     result: list[torch.Tensor] = exchange.pulled(handle)
     return result
 
 
-@effect
+@starts
 def push_bags(
     exchange: Any, handle: Any, features: Sequence[int], gradients: Sequence[torch.Tensor]
 ) -> Any:
@@ -325,13 +342,14 @@ def receive_bags(exchange: Any, pending: Any, tables: Sequence[int]) -> list[tor
     return result
 
 
-@effect
+@starts
 def put_gradient(buckets: Any, index: int, gradient: torch.Tensor, piece: int = 0) -> None:
     """Copy a dense gradient, or a piece of it, to its bucket, and start sending what is full."""
     buckets.put(index, gradient, piece)
 
 
 @effect
+@fixed_sizes
 def wait_gradients(buckets: Any) -> list[torch.Tensor]:
     """The aggregated dense gradients of a phase, after all workers agreed on it."""
     result: list[torch.Tensor] = buckets.wait()
@@ -344,6 +362,7 @@ def pull_values(pull: Any, values: Sequence[torch.Tensor]) -> None:
     pull.run(values)
 
 
+@fixed_sizes
 def partial_reduction(value: torch.Tensor, kind: str, order: float) -> torch.Tensor:
     """A reduction over this worker's rows, as a float64 number that the owners combine.
 
@@ -368,6 +387,7 @@ def partial_reduction(value: torch.Tensor, kind: str, order: float) -> torch.Ten
 
 
 @effect
+@fixed_sizes
 def combine(combiner: Any, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Reductions over all shards from every worker's :func:`partial_reduction`."""
     result: list[torch.Tensor] = combiner.run(values)
@@ -437,6 +457,7 @@ def coalesce(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.coalesce()
 
 
+@fixed_sizes
 def checked_ids(check: Any, ids: torch.Tensor, tables: tuple[int, ...]) -> torch.Tensor:
     """``ids``, after making sure that these tables have such rows.
 

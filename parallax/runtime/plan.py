@@ -133,8 +133,10 @@ class Plan:
         network: Network | None = None,
         pace: Pace | None = None,
         time: StepTime | None = None,
+        compiled: str = "",
     ) -> None:
         self.time = time
+        self.compiled = compiled
         self.network = network
         self.pace = pace if pace is not None else Pace()
         self.strategy = strategy
@@ -198,8 +200,12 @@ class Plan:
         return communication_seconds(((r.variable, r.choice) for r in self.rows), self.network)
 
     def _caption(self) -> str | None:
+        lines = [self._network_caption(), self.compiled]
+        return "\n".join(line for line in lines if line) or None
+
+    def _network_caption(self) -> str:
         if self.network is None or self.workers == 1:
-            return None
+            return ""
         link = self.network.whole
         text = (
             f"network: {link.bandwidth / 1e6:,.0f} MB/s from each worker, "

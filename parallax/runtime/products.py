@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from parallax.ops.kernels import onednn_product
+
 aten: Any = torch.ops.aten
 
 CLEARLY = 0.9
@@ -57,14 +59,6 @@ def has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available()) and hasattr(
         torch.ops.mkldnn, "_linear_pointwise"
     )
-
-
-def onednn_product(
-    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """``left @ right.t()`` plus ``bias``, by oneDNN."""
-    result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(left, right, bias, "none", [], "")
-    return result
 
 
 def use_faster_products(graph: Graph, is_faster: Callable[[Product], bool] | None = None) -> int:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
 from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
+from parallax.ops.resources import ResourceSpec
+from parallax.rewrite.region_graphs import Region
+from parallax.rewrite.regions import cut
 from parallax.runtime.state_table import StateTable
+
+R = TypeVar("R", bound=torch.nn.Module)
 
 
 class Program:
@@ -21,6 +26,7 @@ class Program:
         state: StateTable,
         resources: Sequence[Any] = (),
         digest: int = 0,
+        specs: Sequence[ResourceSpec] = (),
     ) -> None:
         """
         Args:
@@ -28,9 +34,11 @@ class Program:
             state: where state inputs are read and new state is put.
             resources: objects of the runtime (row exchanges, buckets) that the graph uses.
             digest: hash of everything that all workers must be running alike.
+            specs: descriptions of ``resources``.
         """
         self.step = step
         self.digest = digest
+        self._specs = list(specs)
         self._state = state
         self._resources = list(resources)
         self._run: Callable[..., Any] = step.graph_module.forward
@@ -44,6 +52,16 @@ class Program:
             if item.kind != "batch"
         ]
         self._batch = [i.index for i in self.step.inputs if i.kind == "batch"]
+
+    def cut(self, made: Callable[[Region], R]) -> list[R]:
+        """Run the graph in regions from now on, each by what ``made`` makes of it: a module."""
+        module, regions = cut(self.step, self._specs)
+        result = [made(region) for region in regions]
+        for region, one in zip(regions, result, strict=True):
+            setattr(module, region.name, one)
+        module.recompile()
+        self._run = module.forward
+        return result
 
     def guards_hold(self) -> bool:
         """Whether every branch of the optimizer's Python would be decided as at capture."""

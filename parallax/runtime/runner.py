@@ -25,6 +25,7 @@ from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import timeline
 from parallax.runtime.checkpoint import load_state, read_state
 from parallax.runtime.comm import World, digest
+from parallax.runtime.compiled import Compiler
 from parallax.runtime.control import StepControl, batch_weight
 from parallax.runtime.deferral import deferred_device
 from parallax.runtime.forecast import Forecast
@@ -92,6 +93,7 @@ class Runner:
         self._timeline: tuple[Item, ...] = ()
         self._speed: Speed | None = None
         self._pace = Pace()
+        self._compiler = Compiler(config.compile, world)
         self._steps = 0
         self._captures = 0
         self._last: Program | None = None
@@ -145,7 +147,9 @@ class Runner:
         signature, flat = self._signatures.read(batch, named)
         program = self._program(signature, batch, named)
         self._control.begin(program.digest, self._steps, batch_weight(flat))
+        self._compiler.before()
         result = program.run(flat)
+        self._compiler.after(program)
         self._steps += 1
         if self._captures == captures:
             self._pace.stop(self._world.traffic.waited)
@@ -223,7 +227,7 @@ class Runner:
         assert self._strategy is not None
         identity = f"{description}\n{self._strategy.to_json()!r}\n{rewritten.resources}"
         value = int(digest(identity), 16) & 0x7FFFFFFFFFFFFFFF
-        return Program(rewritten.step, self._state, resources, value)
+        return Program(rewritten.step, self._state, resources, value, rewritten.resources)
 
     def _rebind(self) -> None:
         for signature, programs in list(self._programs.items()):
@@ -377,6 +381,7 @@ class Runner:
             self._network,
             self._pace,
             self._predicted_time(self._pace.computation),
+            self._compiler.describe(self._last),
         )
 
     @property

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import msgspec
 import torch
 
+from parallax.ops.kernels import onednn_product
 from parallax.runtime.comm import World
-from parallax.runtime.products import has_onednn, onednn_product
+from parallax.runtime.products import has_onednn
 from parallax.strategy.timeline import Speed
 
 ROUNDS = 4

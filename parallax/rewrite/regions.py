@@ -1,0 +1,326 @@
+"""Cut a worker's graph into regions that a compiler can take as a whole.
+
+What communicates, draws random numbers, or has sizes that only a step's batch decides is *replayed*
+operation by operation; all between is *computed* in regions. A region is computed when something
+that is replayed needs it: before a message starts, only what the message carries; before a wait,
+all that the graph has in front of it, which is what the message is hidden behind. Gradients that
+travel in one bucket are put there together, when the last of them is known.
+
+Views and arithmetic on numbers from the optimizer's settings are made wherever they are used.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from parallax.graph.aliases import base_of
+from parallax.graph.cleanup import is_effect, is_view
+from parallax.graph.step_graph import StepGraph
+from parallax.ops.kernels import OPERATIONS
+from parallax.ops.resources import BucketsSpec, ResourceSpec, put_gradient
+from parallax.rewrite.region_graphs import Cutting, Kind, Region, build
+from parallax.rewrite.tensor_numbers import is_arithmetic, is_number, tensor_form
+from parallax.rewrite.written import returned_input, written_inputs
+
+aten: Any = torch.ops.aten
+
+# Kernels that a compiler would only call, or write worse.
+_LIBRARY = {
+    aten.embedding.default,
+    aten.embedding_dense_backward.default,
+    aten._embedding_bag.default,
+    aten._embedding_bag_forward_only.default,
+    aten._embedding_bag_dense_backward.default,
+    aten._embedding_bag_backward.default,
+}
+# Results whose sizes do not follow from that of their first input.
+_OWN_SIZE = {
+    aten.embedding.default,
+    aten.linalg_vector_norm.default,
+    aten.sum.default,
+    aten.mean.default,
+}
+
+
+def cut(step: StepGraph, resources: Sequence[ResourceSpec]) -> tuple[GraphModule, list[Region]]:
+    """A graph that computes the same by calls of regions.
+
+    Args:
+        step: of a worker; it is left as it is. Nodes carry example values in ``meta["val"]``.
+        resources: descriptions of its first inputs.
+
+    Returns:
+        The new graph, and the regions that are its submodules.
+    """
+    nodes = list(step.graph.nodes)
+    kinds = _kinds(nodes)
+    cutting = Cutting(
+        nodes,
+        kinds,
+        {node: place for place, node in enumerate(nodes)},
+        _needs(nodes, kinds, _same_memory(step)),
+        dict(zip(nodes, resources, strict=False)),
+    )
+    _plan(cutting)
+    return build(step.graph_module, cutting)
+
+
+def _same_memory(step: StepGraph) -> dict[Node, Node]:
+    """Inputs that are part of another: a worker's rows of a variable that it holds whole."""
+    inputs = zip(step.inputs, step.placeholders()[-len(step.inputs) :], strict=True)
+    return {
+        node: whole
+        for item, node in (inputs if step.inputs else ())
+        if item.kind == "shard" and (whole := step.placeholder(item.name)) is not None
+    }
+
+
+# -- What is computed and what is replayed ----------------------------------------------------
+
+
+def _kinds(nodes: Sequence[Node]) -> dict[Node, Kind]:
+    kinds: dict[Node, Kind] = {}
+    varying: set[Node] = set()
+    for node in nodes:
+        if node.op == "placeholder":
+            kinds[node] = "input"
+        elif node.op != "call_function":
+            kinds[node] = "replayed"
+        else:
+            kinds[node] = _kind(node, kinds, varying)
+            if _varies(node, varying):
+                varying.add(node)
+    for node in reversed(nodes):
+        # What is replayed wants numbers, not tensors: so does what they are made of.
+        if kinds[node] == "computed" and is_number(node) and _meets(node, kinds, "replayed"):
+            kinds[node] = "replayed"
+    return kinds
+
+
+def _kind(node: Node, kinds: dict[Node, Kind], varying: set[Node]) -> Kind:
+    if is_number(node):
+        if is_arithmetic(node) and all(
+            kinds[source] in ("input", "remade") for source in node.all_input_nodes
+        ):
+            return "remade"
+        return "computed" if tensor_form(node) is not None else "replayed"
+    if any(source in varying for source in node.all_input_nodes):
+        return "replayed"
+    if node.target is operator.getitem:
+        kind = kinds[node.all_input_nodes[0]]
+        return "replayed" if kind == "input" else kind
+    if not _is_static(node):
+        return "replayed"
+    if is_view(node) and not written_inputs(node):
+        return "remade"
+    return "computed" if _is_computable(node) else "replayed"
+
+
+def _is_computable(node: Node) -> bool:
+    target = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target in OPERATIONS
+    if target.namespace != "aten" or target in _LIBRARY:
+        return False
+    if torch.Tag.nondeterministic_seeded in target.tags or torch.Tag.dynamic_output_shape in (
+        target.tags
+    ):
+        return False
+    return tensor_form(node) is not None
+
+
+def _is_static(node: Node) -> bool:
+    values = node.meta.get("val")
+    parts = values if isinstance(values, tuple | list) else [values]
+    return (
+        bool(parts)
+        and all(
+            part is None
+            or (
+                isinstance(part, torch.Tensor)
+                and part.layout is torch.strided
+                and all(isinstance(size, int) for size in part.shape)
+            )
+            for part in parts
+        )
+        and any(part is not None for part in parts)
+    )
+
+
+def _varies(node: Node, varying: set[Node]) -> bool:
+    """Whether sizes of a node are decided by a batch's values."""
+    if node.target in _OWN_SIZE:
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload) and node.target is not operator.getitem:
+        return not (is_number(node) or getattr(node.target, "parallax_fixed_sizes", False))
+    changed = returned_input(node)
+    if changed is not None:
+        return changed in varying
+    return any(source in varying for source in node.all_input_nodes)
+
+
+def _meets(node: Node, kinds: dict[Node, Kind], kind: Kind) -> bool:
+    return any(
+        kinds[user] == kind or (kinds[user] == "remade" and _meets(user, kinds, kind))
+        for user in node.users
+    )
+
+
+# -- What must run before what ----------------------------------------------------------------
+
+
+def _needs(
+    nodes: Sequence[Node], kinds: dict[Node, Kind], same_memory: dict[Node, Node]
+) -> dict[Node, dict[Node, None]]:
+    def base(node: Node) -> Node:
+        found = base_of(node)
+        return same_memory.get(found, found)
+
+    needs: dict[Node, dict[Node, None]] = {}
+    written: dict[Node, Node] = {}
+    read: dict[Node, list[Node]] = {}
+    effect: Node | None = None
+    for node in nodes:
+        if kinds[node] not in ("computed", "replayed"):
+            continue
+        before: dict[Node, None] = {}
+        sources = list(_sources(node.all_input_nodes, kinds))
+        before.update(dict.fromkeys(s for s in sources if kinds[s] != "input"))
+        changed = _changed(node)
+        writes = {base(source) for source in changed}
+        for memory in dict.fromkeys(base(source) for source in node.all_input_nodes):
+            if memory in written:
+                before[written[memory]] = None
+            if memory in writes:
+                before.update(dict.fromkeys(read.pop(memory, ())))
+                written[memory] = node
+            else:
+                read.setdefault(memory, []).append(node)
+        if _is_event(node, kinds):
+            if effect is not None:
+                before[effect] = None
+            effect = node
+        before.pop(node, None)
+        needs[node] = before
+    return needs
+
+
+def _sources(inputs: Iterable[Node], kinds: dict[Node, Kind]) -> Iterable[Node]:
+    """What a node's inputs are made of, through what is remade where it is used."""
+    for source in inputs:
+        if kinds[source] == "remade":
+            yield from _sources(source.all_input_nodes, kinds)
+        else:
+            yield source
+
+
+def _changed(node: Node) -> list[Node]:
+    """Inputs that a node changes, or may: what calls of the runtime do is not known."""
+    if node.op == "output" or isinstance(node.target, torch._ops.OpOverload):
+        return written_inputs(node)
+    if getattr(node.target, "parallax_starts", False) or not is_effect(node):
+        return []
+    return node.all_input_nodes
+
+
+# -- In which order ---------------------------------------------------------------------------
+
+
+def _plan(cutting: Cutting) -> None:
+    """Go through what has effects, in its order, and run before each what has to be."""
+    buckets = _Buckets(cutting)
+    waiting: list[Node] = []
+    for node in cutting.nodes:
+        if not _is_event(node, cutting.kinds):
+            continue
+        waiting.append(node)
+        if buckets.have_room_after(node):
+            continue
+        if not (getattr(node.target, "parallax_starts", False) or _is_random(node)):
+            limit = cutting.order[node]
+            _run(cutting, [other for other in cutting.needs if cutting.order[other] < limit])
+        _run(cutting, waiting)
+        waiting = []
+
+
+def _is_event(node: Node, kinds: dict[Node, Kind]) -> bool:
+    """Whether a node has its place in an order: a call of the runtime, a random number.
+
+    What is only changed in place is known, and comes when it is needed.
+    """
+    if kinds[node] != "replayed" or not is_effect(node):
+        return False
+    return not written_inputs(node) or _is_random(node)
+
+
+def _is_random(node: Node) -> bool:
+    target = node.target
+    return (
+        isinstance(target, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded in target.tags
+    )
+
+
+class _Buckets:
+    """Knows which gradient is the last of its bucket."""
+
+    def __init__(self, cutting: Cutting) -> None:
+        self._specs = cutting.specs
+        self._left: dict[tuple[Any, int], int] = {}
+        for node, spec in cutting.specs.items():
+            if isinstance(spec, BucketsSpec):
+                whole = (entry.bucket for entry in spec.entries if entry.pieces == 1)
+                self._left.update({(node, b): n for b, n in Counter(whole).items()})
+
+    def have_room_after(self, node: Node) -> bool:
+        """Whether a node puts a gradient in a bucket that then waits for others."""
+        if node.target is not put_gradient:
+            return False
+        resource, index = node.args[:2]
+        spec = self._specs[resource]  # type: ignore[index]
+        assert isinstance(spec, BucketsSpec)
+        key = (resource, spec.entries[index].bucket)  # type: ignore[index]
+        if spec.entries[index].pieces > 1:  # type: ignore[index]
+            return False
+        self._left[key] -= 1
+        return self._left[key] > 0
+
+
+def _run(cutting: Cutting, wanted: Sequence[Node]) -> None:
+    """Run nodes and what they need: in regions as large as what is replayed between allows."""
+    needed: set[Node] = set()
+    queue = [node for node in wanted if node not in cutting.done]
+    while queue:
+        node = queue.pop()
+        if node not in needed:
+            needed.add(node)
+            # All parts of a result leave an operation together.
+            queue += [
+                user
+                for user in node.users
+                if user.target is operator.getitem
+                and cutting.kinds[node] == cutting.kinds[user] == "computed"
+                and user not in cutting.done
+            ]
+            queue += [before for before in cutting.needs[node] if before not in cutting.done]
+    left = sorted(needed, key=cutting.order.__getitem__)
+    while left:
+        for kind in ("computed", "replayed"):
+            ready = []
+            for node in left:
+                if cutting.kinds[node] == kind and all(
+                    before in cutting.done for before in cutting.needs[node]
+                ):
+                    cutting.done.add(node)
+                    ready.append(node)
+            left = [node for node in left if node not in cutting.done]
+            if kind == "computed" and ready:
+                cutting.plan.append(ready)
+            else:
+                cutting.plan += ready
