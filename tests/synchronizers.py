@@ -136,6 +136,56 @@ def uneven(world: World, wanted: Mapping[str, Any], mean: bool) -> dict[str, Any
     }
 
 
+class Everywhere(Wherever):
+    """What is wanted, for all variables at once."""
+
+    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
+        built = find_builder("HYBRID").build(graph, cluster)
+        chosen = {
+            name: self.choice(number, graph.variables[name], cluster.workers, usual.average)
+            for number, (name, usual) in enumerate(built.variables.items())
+        }
+        return msgspec.structs.replace(built, variables=chosen)
+
+
+def joined(world: World, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Two variables, one of whose gradients is added to the other's: both sharded, and one."""
+
+    def build() -> tuple[nn.Module, Callable[[torch.Tensor], None]]:
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)).double()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+        def step(values: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(values).square().mean().backward()
+            first, second = model.parameters()
+            assert first.grad is not None
+            first.grad.add_(second.grad)
+            optimizer.step()
+
+        return model, step
+
+    data = [torch.full((world.size * 2, 4), 0.1 * n).double() for n in range(1, 5)]
+    model, step = build()
+    for batch in data:
+        step(batch)
+    _, mine = build()
+    config = Config(strategy=Everywhere(wanted), workers=1, seed=1)
+    runner = Runner(mine, discover(mine), config, world)
+    for batch in data:
+        runner.run(batch[2 * world.rank : 2 * world.rank + 2])
+    found, expected = runner.state_dict()["model"], model.state_dict()
+    _, again = build()
+    alone = runner_for(world, again, wanted)  # for one after the other
+    alone.run(data[0][:2])
+    return {
+        "difference": max(float((expected[k] - found[k]).abs().max()) for k in expected),
+        "chosen": [row.choice.synchronizer for row in runner.plan.rows],
+        "alone": [row.choice.synchronizer for row in alone.plan.rows],
+    }
+
+
 def counted(world: World, wanted: Mapping[str, Any], steps: int = 3) -> dict[str, Any]:
     """Bytes per step: what this worker sent and what the plan's formulas say."""
     torch.manual_seed(0)

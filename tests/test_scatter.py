@@ -40,3 +40,10 @@ def test_every_worker_holds_and_sends_its_share(pool: Pool) -> None:
         assert one["sent"] == pytest.approx(one["formula"], rel=0.02)
         assert one["formula"] == pytest.approx(2 * 3 / 4 * 4 * elements)
         assert one["held"] == pytest.approx(2 * elements / 4, rel=0.01)  # values and momentum
+
+
+def test_variables_with_one_update_are_sharded_alike(pool: Pool) -> None:
+    for found in pool.run(2, synchronizers.joined, SCATTER):
+        assert found["chosen"] == ["scatter"] * 2
+        assert found["difference"] < 1e-10
+        assert found["alone"] == ["allreduce"] * 2

@@ -69,6 +69,8 @@ class Variable:
     """Why a variable that is looked up is not sparse."""
     shard_obstacle: str = ""
     """Why its update cannot be sharded."""
+    joined: tuple[str, ...] = ()
+    """Variables whose rows its update is combined with: they are sharded alike, or none is."""
     elementwise: bool = False
     """Its update treats every element alike: it can be partitioned along any axis."""
     bags: bool = False
@@ -179,6 +181,7 @@ def analyze(
             ),
             aliases=tuple(aliases.get(name, ())),
             shard_obstacle=component.obstacle,
+            joined=tuple(sorted(component.variables - {name})),
             elementwise=component.elementwise,
             lazy=any(n.meta["val"].layout is torch.sparse_coo for n in gradients.get(name, ())),
         )

@@ -24,6 +24,8 @@ TRAVEL_TOGETHER = (
     *("encoder", "encoder_options"),
 )
 """Fields that are equal in a group."""
+SHARDED_ALIKE = ("synchronizer", "partition", "owners", "axis", "shards")
+"""Fields that are equal of variables whose updates are combined, if one is sharded."""
 
 
 def verify(
@@ -66,7 +68,7 @@ def findings(
             continue
         problems = _check(choice, known[name], workers, two_levels)
         found += [Finding(name, *problem) for problem in problems]
-    return found + list(_of_groups(strategy, known))
+    return [*found, *_of_groups(strategy, known), *_of_joined(strategy, known)]
 
 
 def _another_model(strategy: Strategy, variables: Sequence[Variable]) -> str:
@@ -281,6 +283,22 @@ def _of_groups(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Findi
         if differing:
             problem = f"group {choice.group} mixes it with {other!r}, of another {differing[0]}"
             yield Finding(name, "group", problem, "use another number, or 0 for no group")
+
+
+def _of_joined(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Finding]:
+    """Whether variables whose updates are one are sharded alike."""
+    chosen = strategy.variables
+    for name, choice in chosen.items():
+        if name not in known or choice.synchronizer not in synchronizers():
+            continue
+        for other in known[name].joined if facts(choice).sharded else ():
+            mate = chosen.get(other, choice)
+            differing = [f for f in SHARDED_ALIKE if getattr(mate, f) != getattr(choice, f)]
+            if differing:
+                problem = f"its update is combined with {other!r}, of another {differing[0]}"
+                yield Finding(
+                    name, differing[0], problem, f"use the one of {other!r}, or allreduce"
+                )
 
 
 __all__ = ["Finding", "findings", "verify"]
