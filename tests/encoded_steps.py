@@ -20,7 +20,9 @@ from parallax.runtime.control import StepControl
 from parallax.runtime.dense import Buckets
 from parallax.runtime.encoded_pool import STATE, EncodedBuckets
 from parallax.runtime.runner import Runner
-from parallax.strategy.builders import Encoded
+from parallax.strategy.builders import Encoded, StrategyBuilder
+from parallax.strategy.builders.all_reduce import Replicated
+from parallax.strategy.builders.hybrid import Hybrid
 
 SEED = 3
 WIDTH, HIDDEN, ROWS = 24, 96, 8
@@ -284,3 +286,42 @@ def bad_states(world: World) -> list[str]:
             texts.append(str(error))
     assert _hash(list(net.parameters())) == before
     return texts
+
+
+BUILDERS: dict[str, type[StrategyBuilder]] = {"HYBRID": Hybrid, "AR": Replicated}
+
+
+def rows(world: World, option: str, encoder: str) -> dict[str, Any]:
+    """Train a table of rows that travel encoded; what it came to, and the bytes of a step."""
+    torch.manual_seed(SEED)
+    table = nn.Embedding(5000, 64)
+    first = table.weight.detach().clone()
+    optimizer = torch.optim.SGD(table.parameters(), 10.0)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = (table(ids) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    builder = Encoded(encoder, BUILDERS[option](), rows=True)
+    config = Config(strategy=builder, workers=1, seed=SEED)
+    runner = Runner(step, discover(step), config, world)
+    generator = torch.Generator().manual_seed(world.rank)
+    before = 0
+    for number in range(6):
+        if number == 2:
+            before = sum(runner.traffic.values())
+        runner.run(torch.randint(5000, (400,), generator=generator))
+    (row,) = runner.plan.rows
+    sent = sum(runner.traffic.values()) - before
+    trained = runner.state_dict()["table"]["weight"]
+    return {
+        "synchronizer": row.choice.synchronizer,
+        "plan": str(runner.plan),
+        "sent": sent / 4,
+        "formula": row.bytes_per_step,
+        "table": trained,
+        "moved": (trained - first).abs().max(),
+    }

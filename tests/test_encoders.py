@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import encoded_resnet
 import encoded_steps as steps
 import pytest
 import torch
@@ -210,6 +211,14 @@ FOUND: list[tuple[dict[str, Any], str]] = [
         "reduction 'ring' cannot be used with encoder 'fp16', which sums in a way of its own ",
     ),
     (
+        {"synchronizer": "allgather", "encoder": "int8"},
+        "allgather cannot send rows encoded by int8 (encoder: use 'none' or 'bf16')",
+    ),
+    (
+        {"synchronizer": "allgather", "encoder": "bf16", "encoder_options": {"feedback": 1}},
+        "allgather keeps no residuals of rows (encoder_options: leave 'feedback' out, or use 0)",
+    ),
+    (
         {"encoder": "fp16", "pieces": 2},
         "gradients encoded by fp16 travel whole (pieces: use 1, or encoder 'none')",
     ),
@@ -291,6 +300,28 @@ def test_inside_hosts_nothing_is_encoded(pool: Pool, name: str, hosts: tuple[int
         assert paid[0]["difference"] < 1e-10
 
 
+def test_rows_of_half_types_are_no_smaller() -> None:
+    variables = [Variable("w", (300, 40), torch.float16, True, sparse=True)]
+    choice = VariableStrategy("allgather", encoder="bf16")
+    with pytest.raises(StrategyError, match=r"rows of torch\.float16 are no smaller"):
+        verify(Strategy(fingerprint(variables), 2, {"w": choice}), variables, 2)
+
+
+@pytest.mark.parametrize("option", ["HYBRID", "AR"])
+def test_rows_travel_as_bfloat16(pool: Pool, option: str) -> None:
+    """Rows and their gradients take half of the bytes, and come near to what they are."""
+    whole, half = (pool.run(2, steps.rows, option, encoder) for encoder in ("none", "bf16"))
+    for one in (*whole, *half):
+        assert one["sent"] == pytest.approx(one["formula"], rel=0.05)
+    assert half[0]["synchronizer"] == whole[0]["synchronizer"] != "allreduce"
+    assert f"{half[0]['synchronizer']}, bf16" in half[0]["plan"]
+    # 64 values of 2 instead of 4 bytes, and ids.
+    assert half[0]["formula"] < 0.55 * whole[0]["formula"]
+    difference = (half[0]["table"] - whole[0]["table"]).abs()
+    assert 0 < float(difference.max()) < 0.02 * float(whole[0]["moved"])
+    assert torch.equal(half[0]["table"], half[1]["table"])
+
+
 @pytest.mark.parametrize("name", [name for name, _ in LOSSY])
 def test_one_workers_nan_is_seen_by_all(pool: Pool, name: str) -> None:
     found = pool.run(2, steps.specials, name, dict(LOSSY)[name])
@@ -346,3 +377,21 @@ def test_states_that_do_not_fit_are_refused(pool: Pool) -> None:
     )
     assert len(found) == len(wanted)
     assert all(text in message for text, message in zip(wanted, found, strict=True)), found
+
+
+@pytest.fixture(scope="module")
+def exact(pool: Pool) -> dict[str, Any]:
+    """The residual network without an encoder."""
+    result: dict[str, Any] = pool.run(2, encoded_resnet.accuracy, "none", {})[0]
+    return result
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", encoders())
+def test_the_residual_network_learns_as_well(pool: Pool, exact: dict[str, Any], name: str) -> None:
+    """Within one point of exact training, with each encoder as it is by default."""
+    assert exact["accuracy"] > 0.95
+    found = pool.run(2, encoded_resnet.accuracy, name, {})[0]
+    print(name, found, exact)
+    assert found["accuracy"] >= exact["accuracy"] - 0.01
+    assert found["bytes"] < 0.55 * exact["bytes"]

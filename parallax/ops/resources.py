@@ -30,6 +30,7 @@ class TableSpec:
         wraps: negative ids count from the end, as in indexing; else they are errors.
         touched: aggregated gradients are handed on as (row numbers, rows) of touched rows only.
         owner: the worker that owns all its rows; None if row i lives on worker i mod N.
+        cast: the dtype as which rows and their gradients travel, if it is another.
     """
 
     name: str
@@ -42,6 +43,12 @@ class TableSpec:
     wraps: bool
     touched: bool = False
     owner: int | None = None
+    cast: torch.dtype | None = None
+
+    @property
+    def sent_dtype(self) -> torch.dtype:
+        """As which its rows travel."""
+        return self.cast or self.dtype
 
     @property
     def width(self) -> int:

@@ -235,6 +235,8 @@ class Plan:
             split = {"whole": "", "cyclic": ", row mod", "block": ", blocks"}[choice.partition]
             owners = _workers(choice.owners, self.workers) + split
         synchronizer = choice.synchronizer + ", by host" * (choice.hierarchy == "hosts")
+        if choice.encoder != "none":
+            synchronizer += f", {choice.encoder}"
         return [
             names,
             "×".join(map(str, variable.shape)) or "scalar",

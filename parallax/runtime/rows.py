@@ -1,9 +1,10 @@
 """Exchange of table rows: all tables of a point of the step together, every row once.
 
-Row i of a table lives on worker i mod N. A step costs one message of ids, and per dtype one of rows
-in each direction; duplicates are removed before anything is sent. Bytes sent per
-worker and step: with u unique rows, of which a share (N-1)/N lives elsewhere, 4u for ids, and ub
-for gradients of b bytes a row; the same for rows served to others (Parallax paper, table 3: 2αb).
+Row i of a table lives on worker i mod N. A step costs one message of ids, and per dtype
+that rows travel as one of rows in each direction; duplicates are removed before anything is sent.
+Bytes sent per worker and step: with u unique rows, of which a share (N-1)/N lives elsewhere, 4u for
+ids, and ub for gradients of b bytes a row; the same for rows served to others (Parallax paper,
+table 3: 2αb).
 """
 
 from __future__ import annotations
@@ -316,8 +317,8 @@ class RowExchange:
         received: dict[torch.dtype, torch.Tensor] = {}
         pending: list[Pending] = []
         keep: list[torch.Tensor] = []
-        for dtype in dict.fromkeys(specs[t].dtype for t in tables):
-            own = [i for i, t in enumerate(tables) if specs[t].dtype is dtype]
+        for dtype in dict.fromkeys(specs[t].sent_dtype for t in tables):
+            own = [i for i, t in enumerate(tables) if specs[t].sent_dtype is dtype]
             widths = [specs[tables[i]].width for i in own]
             out = [
                 [row[tables[i]] * w for i, w in zip(own, widths, strict=True)]
@@ -327,7 +328,7 @@ class RowExchange:
                 [row[tables[i]] * w for i, w in zip(own, widths, strict=True)]
                 for row in received_counts
             ]
-            message = by_worker([values[i] for i in own], out)
+            message = by_worker([values[i].to(dtype) for i in own], out)
             totals = [sum(row) for row in back]
             buffer = torch.empty(sum(totals), dtype=dtype, device=self.world.device)
             pending.append(
@@ -348,11 +349,11 @@ class RowExchange:
         specs = self.spec.tables
         result: dict[int, torch.Tensor] = {}
         for dtype, buffer in received.items():
-            own = [t for t in tables if specs[t].dtype is dtype]
+            own = [t for t in tables if specs[t].sent_dtype is dtype]
             selected = [[row[t] for t in own] for row in counts]
             flat = by_table(buffer, selected, [specs[t].width for t in own])
             for t, part in zip(own, flat, strict=True):
-                result[t] = part.view(-1, *specs[t].row_shape)
+                result[t] = part.view(-1, *specs[t].row_shape).to(specs[t].dtype)
         return [result[t] for t in tables]
 
 

@@ -100,9 +100,17 @@ def touched_rows(variable: Variable) -> float:
     return (variable.sparsity if variable.sparsity is not None else 1.0) * variable.rows
 
 
-def rows_both_ways(variable: Variable, rows: float) -> float:
+def sent_row_bytes(variable: Variable, choice: VariableStrategy) -> float:
+    """Of one row as it travels."""
+    encoder = encoder_of(choice)
+    if encoder is None or encoder.cast is None:
+        return row_bytes(variable)
+    return row_bytes(variable) / variable.dtype.itemsize * encoder.cast.itemsize
+
+
+def rows_both_ways(variable: Variable, choice: VariableStrategy, rows: float) -> float:
     """Ids of 4 bytes, rows and their gradients."""
-    return rows * (2 * row_bytes(variable) + 4)
+    return rows * (2 * sent_row_bytes(variable, choice) + 4)
 
 
 def part_of_exchange(kind: MessageKind, ids: float, values: float, row: float) -> float:

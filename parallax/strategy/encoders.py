@@ -25,6 +25,7 @@ import torch
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
 from parallax.strategy.data import VariableStrategy
+from parallax.strategy.registry import Synchronizer
 
 NONE = "none"
 """The name in a strategy of no encoder."""
@@ -64,6 +65,8 @@ class Encoder(ABC):
 
     name: ClassVar[str]
     options: ClassVar[Mapping[str, Option]] = {}
+    cast: ClassVar[torch.dtype | None] = None
+    """The dtype as which rows of tables travel, if this is for them as well."""
 
     def __init__(self, given: Mapping[str, float] | None = None) -> None:
         """
@@ -249,14 +252,14 @@ def encodes_by_host(choice: VariableStrategy) -> bool:
 
 
 def encoder_problems(
-    choice: VariableStrategy, variable: Variable, encodes: bool
+    one: Synchronizer, choice: VariableStrategy, variable: Variable
 ) -> Iterator[tuple[str, str, str]]:
     """What is wrong with the encoder of a variable and its options: field, problem and remedy.
 
     Args:
-        choice: how the variable is synchronised.
+        one: the facts of its synchroniser.
+        choice: how it is synchronised.
         variable: the variable.
-        encodes: whether its synchroniser can sum encoded values.
     """
     name = choice.encoder
     if name == NONE:
@@ -268,15 +271,17 @@ def encoder_problems(
     if kind is None:
         yield "encoder", f"encoder {name!r} is unknown", _nearest(name, (NONE, *encoders()))
         return
-    if not encodes:
-        problem = f"{choice.synchronizer} cannot sum encoded values"
+    if one.casts:
+        yield from _problems_of_rows(kind, one, choice, variable)
+    elif not one.encodes:
+        problem = f"{one.name} cannot sum encoded values"
         yield "encoder", problem, "use 'none', or synchronizer 'allreduce'"
+    elif choice.hierarchy != "flat" and not encodes_by_host(choice):
+        problem = f"gradients encoded by {name} are summed by all workers alike"
+        yield "hierarchy", problem, "use 'flat', or encoder 'none'"
     if not variable.dtype.is_floating_point:
         problem = f"{name} encodes floating-point gradients, not {variable.dtype}"
         yield "encoder", problem, f"use {NONE!r}"
-    if choice.hierarchy != "flat" and not encodes_by_host(choice):
-        problem = f"gradients encoded by {name} are summed by all workers alike"
-        yield "hierarchy", problem, "use 'flat', or encoder 'none'"
     if choice.pieces != 1:
         yield "pieces", f"gradients encoded by {name} travel whole", "use 1, or encoder 'none'"
     for option, value in choice.encoder_options.items():
@@ -285,6 +290,22 @@ def encoder_problems(
             yield "encoder_options", problem, _nearest(option, kind.options)
         elif text := kind.options[option].problem(value):
             yield "encoder_options", f"{option!r} of {name} is {value:g}", f"it must be {text}"
+
+
+def _problems_of_rows(
+    kind: type[Encoder], one: Synchronizer, choice: VariableStrategy, variable: Variable
+) -> Iterator[tuple[str, str, str]]:
+    """Rows are other ones in each step: they keep no residuals, and are in no blocks."""
+    known = [known.name for known in encoders().values() if known.cast is not None]
+    remedy = f"use {' or '.join(map(repr, (NONE, *known)))}"
+    if kind.cast is None:
+        yield "encoder", f"{one.name} cannot send rows encoded by {kind.name}", remedy
+    elif kind.cast.itemsize >= variable.dtype.itemsize:
+        problem = f"rows of {variable.dtype} are no smaller as {kind.cast}"
+        yield "encoder", problem, f"use {NONE!r}"
+    if choice.encoder_options.get("feedback"):
+        problem = f"{one.name} keeps no residuals of rows"
+        yield "encoder_options", problem, "leave 'feedback' out, or use 0"
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:

@@ -84,6 +84,7 @@ class Synchronizer:
         pieces: it may send a gradient in pieces.
         reduces: it sums gradients by an AllReduce, whose reduction and order may be said.
         encodes: it sums encoded gradients.
+        casts: its rows may travel as another dtype.
         merges: its gradients travel in buckets together.
         check: what else can be wrong.
     """
@@ -105,6 +106,7 @@ class Synchronizer:
     pieces: bool = False
     reduces: bool = False
     encodes: bool = False
+    casts: bool = False
     merges: bool = False
     check: Check = _nothing
 

@@ -114,7 +114,7 @@ def _check(
         *_of_shards(one, choice, variable),
         *_of_messages(one, choice, two_levels),
         *_of_reduction(one, choice, workers),
-        *encoder_problems(choice, variable, one.encodes),
+        *encoder_problems(one, choice, variable),
         *_unused(choice),
         *one.check(choice, variable, workers),
     ]

@@ -13,11 +13,13 @@ class BFloat16(BlockEncoder):
     """Each element rounded to bfloat16; 2 bytes an element.
 
     What rounding loses is at most 2⁻⁸ of each element, so residuals are kept only with
-    ``feedback=1``. NaN and infinity stay what they are.
+    ``feedback=1``. NaN and infinity stay what they are. Rows of tables may travel so as well,
+    without blocks and residuals.
     """
 
     name = "bf16"
     options = {"feedback": Option(0, 0, 1, step=1)}
+    cast = torch.bfloat16
     block = 256
     fields = ((torch.bfloat16, block),)
 

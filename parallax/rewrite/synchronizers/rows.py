@@ -36,8 +36,8 @@ from parallax.rewrite.synchronizers.sparse import (
 from parallax.strategy.cost import (
     bytes_across,
     part_of_exchange,
-    row_bytes,
     rows_both_ways,
+    sent_row_bytes,
     touched_rows,
 )
 from parallax.strategy.data import VariableStrategy
@@ -226,9 +226,9 @@ def _same_shape(work: Rewriting, ids: Node, start: Node, positions: Node) -> Nod
 def _exchanged(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
     """Ids, rows and their gradients; by host, inside the host and what leaves it."""
     if choice.hierarchy == "flat":
-        return (workers - 1) / workers * rows_both_ways(variable, touched_rows(variable))
+        return (workers - 1) / workers * rows_both_ways(variable, choice, touched_rows(variable))
     width = workers / hosts
-    inside = (width - 1) / width * rows_both_ways(variable, touched_rows(variable))
+    inside = (width - 1) / width * rows_both_ways(variable, choice, touched_rows(variable))
     return inside + bytes_across(variable, choice, workers, hosts)
 
 
@@ -239,22 +239,22 @@ def _exchanged_across(
     all that each of them asks for."""
     share, width = (hosts - 1) / hosts, workers / hosts
     if choice.hierarchy == "flat":
-        return share * rows_both_ways(variable, touched_rows(variable))
+        return share * rows_both_ways(variable, choice, touched_rows(variable))
     most = min(width * touched_rows(variable), variable.rows)
     merged = most if variable.host_rows is None else variable.host_rows
-    return share * rows_both_ways(variable, merged) / width
+    return share * rows_both_ways(variable, choice, merged) / width
 
 
 def _part_of_rows(
     kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int
 ) -> float:
     rows = touched_rows(variable)
-    return part_of_exchange(kind, rows, rows, row_bytes(variable))
+    return part_of_exchange(kind, rows, rows, sent_row_bytes(variable, choice))
 
 
 def _gathered(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
     """Gradients of rows with ids of 8 bytes, to each other worker."""
-    return (workers - 1) * touched_rows(variable) * (row_bytes(variable) + 8)
+    return (workers - 1) * touched_rows(variable) * (sent_row_bytes(variable, choice) + 8)
 
 
 SYNCHRONIZERS = (
@@ -269,6 +269,7 @@ SYNCHRONIZERS = (
         sharded=True,
         partitions=("cyclic",),
         by_host=True,
+        casts=True,
     ),
-    Synchronizer("allgather", _gathered, synchronize_rows, messages=3, sparse=True),
+    Synchronizer("allgather", _gathered, synchronize_rows, messages=3, sparse=True, casts=True),
 )

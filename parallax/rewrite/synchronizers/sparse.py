@@ -13,6 +13,7 @@ from parallax.ops.resources import TableSpec
 from parallax.rewrite.blocks import can_update_in_blocks
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.touched_rows import can_touch_only_rows
+from parallax.strategy.encoders import encoder_of
 
 aten: Any = torch.ops.aten
 
@@ -41,6 +42,7 @@ def table_spec(work: Rewriting, name: str, lookups: list[Lookup], touched: bool)
     variable = work.analysis.variables[name]
     choice = work.strategy.variables[name]
     terms = [term for rows in work.analysis.row_gradients(name) for term in rows.terms]
+    encoder = encoder_of(choice)
     paddings = {padding_id(term) for term in terms}
     return TableSpec(
         name=name,
@@ -53,6 +55,7 @@ def table_spec(work: Rewriting, name: str, lookups: list[Lookup], touched: bool)
         wraps=any(lk.node.target is aten.index.Tensor for lk in lookups if lk.variable == name),
         touched=touched,
         owner=choice.owners[0] if choice.partition == "whole" and choice.owners else None,
+        cast=None if encoder is None else encoder.cast,
     )
 
 

@@ -16,15 +16,24 @@ class Encoded(StrategyBuilder):
     All gradients are encoded whose synchroniser can sum encoded values.
     """
 
-    def __init__(self, encoder: str, base: StrategyBuilder | None = None, **options: float) -> None:
+    def __init__(
+        self,
+        encoder: str,
+        base: StrategyBuilder | None = None,
+        *,
+        rows: bool = False,
+        **options: float,
+    ) -> None:
         """
         Args:
             encoder: its name.
             base: the other builder; HYBRID if None.
+            rows: rows of tables are encoded as well, where their synchroniser can send them so.
             options: of the encoder, where they differ from its defaults.
         """
         self.encoder = encoder
         self.base = base or Hybrid()
+        self.rows = rows
         self.options = options
         self.arranges_messages = self.base.arranges_messages
 
@@ -40,7 +49,10 @@ class Encoded(StrategyBuilder):
         return msgspec.structs.replace(built, variables=chosen)
 
     def _encoded(self, choice: VariableStrategy) -> VariableStrategy:
-        if not facts(choice).encodes:
+        one = facts(choice)
+        if one.casts and self.rows:
+            return msgspec.structs.replace(choice, encoder=self.encoder)
+        if not one.encodes:
             return choice
         return msgspec.structs.replace(
             choice,
