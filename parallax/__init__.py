@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from parallax.runtime.runner import Runner
     from parallax.strategy.builders.base import StrategyBuilder
     from parallax.strategy.data import Strategy, VariableStrategy
+    from parallax.strategy.partitions import get_partitioner
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "StrategyBuilder",
     "VariableStrategy",
     "deferred",
+    "get_partitioner",
     "get_runner",
     "num_shards",
     "parallel_run",
@@ -38,6 +40,7 @@ _HOMES = {
     "StrategyBuilder": "parallax.strategy.builders.base",
     "VariableStrategy": "parallax.strategy.data",
     "deferred": "parallax.runtime.deferral",
+    "get_partitioner": "parallax.strategy.partitions",
     "get_runner": "parallax.api",
     "num_shards": "parallax.data",
     "parallel_run": "parallax.api",

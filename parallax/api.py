@@ -116,5 +116,5 @@ def _describe(settings: Config) -> list[str]:
         if settings.run_option
         else f"strategy {title_of(settings)}",
         f"average_dense={settings.average_dense} average_sparse={settings.average_sparse}",
-        f"seed={settings.seed}",
+        f"seed={settings.seed} search_partitions={settings.search_partitions}",
     ]

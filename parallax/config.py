@@ -51,6 +51,8 @@ class Config:
         strategy: what decides how variables are synchronised, instead of ``run_option``: the name
             of a builder (in any case of letters), a builder, the path of a strategy's file, or a
             strategy. None where ``run_option`` says it.
+        search_partitions: tables that :func:`parallax.get_partitioner` marks are dealt to as many
+            workers as turn out fastest in the first steps; else to as few as it says.
         workers: local workers when there is neither a resource file nor a CUDA device.
         average_dense: mean (else sum) of the workers' gradients of dense variables.
         average_sparse: the same for sparse variables.
@@ -69,6 +71,7 @@ class Config:
 
     run_option: RunOption | None = DEFAULT_RUN_OPTION
     strategy: str | Path | StrategyBuilder | Strategy | None = None
+    search_partitions: bool = False
     workers: int = 2
     average_dense: bool = True
     average_sparse: bool = True
@@ -82,6 +85,7 @@ class Config:
         *,
         run_option: RunOption | None = None,
         strategy: str | os.PathLike[str] | StrategyBuilder | Strategy | None = None,
+        search_partitions: bool = False,
         workers: int = 2,
         average_dense: bool = True,
         average_sparse: bool = True,
@@ -103,6 +107,7 @@ class Config:
         values = {
             "run_option": _run_option(run_option) if chosen is None else None,
             "strategy": chosen,
+            "search_partitions": _boolean("search_partitions", search_partitions),
             "workers": _integer("workers", workers, 1, MAX_LOCAL_WORKERS),
             "average_dense": _boolean("average_dense", average_dense),
             "average_sparse": _boolean("average_sparse", average_sparse),

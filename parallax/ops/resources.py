@@ -31,6 +31,7 @@ class TableSpec:
         touched: aggregated gradients are handed on as (row numbers, rows) of touched rows only.
         owner: the worker that owns all its rows; None if row i lives on worker i mod N.
         cast: the dtype as which rows and their gradients travel, if it is another.
+        owners: row i lives on the worker at place i mod n of these; all workers in order if empty.
     """
 
     name: str
@@ -44,11 +45,19 @@ class TableSpec:
     touched: bool = False
     owner: int | None = None
     cast: torch.dtype | None = None
+    owners: tuple[int, ...] = ()
 
     @property
     def sent_dtype(self) -> torch.dtype:
         """As which its rows travel."""
         return self.cast or self.dtype
+
+    def dealt(self, worker: int, workers: int) -> int:
+        """How many rows live on a worker, of so many."""
+        owners = self.owners or range(workers)
+        if worker not in owners:
+            return 0
+        return len(range(owners.index(worker), self.rows, len(owners)))
 
     @property
     def width(self) -> int:

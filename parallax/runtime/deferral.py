@@ -201,7 +201,7 @@ def initial_rows(
     filled = 0
     for first, block in _blocks(leaf, recipe):
         if layout.partition == "cyclic":
-            own = block[(worker - first) % layout.workers :: layout.workers]
+            own = block[layout.dealt_from(worker, first)]
         else:
             low, high = layout.range(worker)
             own = block[max(low - first, 0) : max(high - first, 0)]

@@ -20,7 +20,6 @@ from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import StepControl
 from parallax.runtime.grouping import Grouped, group
 from parallax.runtime.row_ids import id_dtype, within
-from parallax.strategy.layout import cyclic_rows
 
 
 @dataclass
@@ -86,6 +85,8 @@ class RowExchange:
         self.places: torch.Tensor | None = None
         """By owner, where its rows are in the order of a request; None for the owners' order."""
         self.id_dtype = id_dtype(spec.tables)
+        self._dealt: dict[tuple[int, ...], torch.Tensor] = {}
+        """Owners of tables that are dealt to some workers."""
 
     # -- Pull -----------------------------------------------------------------------------
 
@@ -179,16 +180,18 @@ class RowExchange:
     ) -> tuple[torch.Tensor, torch.Tensor, list[int], int | None]:
         """Unique rows ordered by owner, every id's position among them, rows per owner."""
         size = self.world.size if self.spec.sharded else 1
-        stride = table.rows // size + 1
-        owners = ids % size if self.places is None else self.places[ids % size]
-        grouped = group(owners * stride + ids // size, size * stride)
+        dealt = len(table.owners) or size
+        places = self._places(table)
+        stride = table.rows // dealt + 1
+        owners = ids % dealt if places is None else places[ids % dealt]
+        grouped = group(owners * stride + ids // dealt, size * stride)
         keys, positions = grouped.keys, grouped.positions()
         bounds = [owner * stride for owner in range(1, size)]
         padding = table.padding
         if padding is not None:
-            owner = padding % size
-            place = owner if self.places is None else int(self.places[owner])
-            bounds.append(place * stride + padding // size)
+            owner = padding % dealt
+            place = owner if places is None else int(places[owner])
+            bounds.append(place * stride + padding // dealt)
         found = torch.searchsorted(keys, torch.tensor(bounds, device=ids.device)).tolist()
         hidden = None
         if padding is not None:
@@ -200,6 +203,14 @@ class RowExchange:
         if not self.spec.sharded:
             counts = counts * self.world.size
         return keys % stride, positions, counts, hidden
+
+    def _places(self, table: TableSpec) -> torch.Tensor | None:
+        """By place among a table's owners, where its rows are in a request; None for the same."""
+        if not table.owners:
+            return self.places
+        if table.owners not in self._dealt:
+            self._dealt[table.owners] = torch.tensor(table.owners, device=self.world.device)
+        return self._dealt[table.owners]
 
     def _exchange_ids(
         self,
@@ -297,7 +308,7 @@ class RowExchange:
         result = []
         for t, rows in zip(sent.tables, values, strict=True):
             table = self.spec.tables[t]
-            count, grouped = cyclic_rows(table.rows, rank, size), request.grouped[t]
+            count, grouped = table.dealt(rank, size), request.grouped[t]
             result.append(hand_on(table, count, grouped.keys, grouped.sums(rows)))
         return result
 

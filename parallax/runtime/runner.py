@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ from parallax.runtime.plan import GraphView, Pace, Plan, measured
 from parallax.runtime.probe import measure_network
 from parallax.runtime.products import use_faster_products
 from parallax.runtime.program import Program
+from parallax.runtime.resharding import Partitions
 from parallax.runtime.resources import ResourcePool
 from parallax.runtime.signature import Signature, SignatureReader, structure
 from parallax.runtime.speed import measure_speed
@@ -45,7 +47,7 @@ from parallax.runtime.start import (
 )
 from parallax.runtime.state_table import StateTable
 from parallax.strategy.builders import ClusterFacts
-from parallax.strategy.choose import choose_strategy, title_of
+from parallax.strategy.choose import choose_strategy, is_finished, title_of
 from parallax.strategy.compare import summary
 from parallax.strategy.data import Strategy
 from parallax.strategy.registry import synchronizer
@@ -94,6 +96,7 @@ class Runner:
         self._speed: Speed | None = None
         self._pace = Pace()
         self._compiler = Compiler(config.compile, world)
+        self._partitions: Partitions | None = None
         self._steps = 0
         self._captures = 0
         self._last: Program | None = None
@@ -143,6 +146,7 @@ class Runner:
         if self._state.refresh_if_replaced():
             self._rebind()
         captures = self._captures
+        began = time.perf_counter()
         self._pace.start(self._world.traffic.waited)
         signature, flat = self._signatures.read(batch, named)
         program = self._program(signature, batch, named)
@@ -153,7 +157,18 @@ class Runner:
         self._steps += 1
         if self._captures == captures:
             self._pace.stop(self._world.traffic.waited)
+        if self._partitions is not None and self._partitions.searching:
+            self._search_partitions(self._partitions, time.perf_counter() - began)
         return result
+
+    def _search_partitions(self, partitions: Partitions, seconds: float) -> None:
+        """Note how long a step took, and go on with another number of shards if it is time."""
+        if partitions.step(seconds):
+            partitions.deal(self._variables)
+            self._strategy = partitions.strategy()
+            self._programs.clear()
+        if not partitions.searching and self.worker_id == 0:
+            logger.info("%s", partitions.summary())
 
     def _program(
         self, signature: Signature, batch: tuple[Any, ...], named: Mapping[str, Any]
@@ -283,7 +298,7 @@ class Runner:
         """The strategy: made once, by the chief, for all; checked against every new graph."""
         if self._strategy is None:
             variables = list(analysis.variables.values())
-            strategy = self._of_chief(lambda: self._choose(analysis))
+            strategy = self._partitioned(self._of_chief(lambda: self._choose(analysis)))
             two_levels = self._network is not None and self._network.host is not None
             try:
                 verify(strategy, variables, self.num_workers, two_levels)
@@ -299,6 +314,15 @@ class Runner:
             self._check_still_fits(analysis)
             self._variables = analysis.variables
         return self._strategy
+
+    def _partitioned(self, strategy: Strategy) -> Strategy:
+        """With the numbers of shards that partitioners ask for, unless it is finished as it is."""
+        if self.num_workers == 1 or is_finished(self._config):
+            return strategy
+        self._partitions = Partitions(
+            strategy, self._state, self._world, self._config.search_partitions
+        )
+        return self._partitions.strategy()
 
     def _tell(self, strategy: Strategy) -> None:
         """Print in a line what was decided, and write it where that is asked for."""

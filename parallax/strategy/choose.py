@@ -35,6 +35,11 @@ def source_of(config: Config) -> StrategyBuilder | Strategy:
     return chosen
 
 
+def is_finished(config: Config) -> bool:
+    """Whether the settings have a strategy that is run as it is, not one to be built."""
+    return isinstance(config.strategy, Path | Strategy)
+
+
 def title_of(config: Config) -> str:
     """What the settings ask for, in a few words that are the same on all workers."""
     chosen = config.run_option if config.strategy is None else config.strategy

@@ -9,7 +9,7 @@ import msgspec
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.cost import communication_seconds
-from parallax.strategy.data import HierarchyName, Strategy
+from parallax.strategy.data import HierarchyName, Strategy, VariableStrategy
 from parallax.strategy.encoders import encodes_by_host
 from parallax.strategy.registry import names_where
 
@@ -37,11 +37,16 @@ def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network)
 
 
 def with_hierarchy(strategy: Strategy, synchronizer: str, hierarchy: HierarchyName) -> Strategy:
-    """The strategy with this hierarchy for the variables of a synchroniser whose encoder has it."""
+    """The strategy with this hierarchy for the variables of a synchroniser that can have it: by
+    their encoder, and not those whose rows are dealt to some workers only."""
+    everyone = tuple(range(strategy.replicas))
+
+    def fits(choice: VariableStrategy) -> bool:
+        dealt = choice.partition != "cyclic" or choice.owners == everyone
+        return choice.synchronizer == synchronizer and encodes_by_host(choice) and dealt
+
     variables = {
-        name: msgspec.structs.replace(choice, hierarchy=hierarchy)
-        if choice.synchronizer == synchronizer and encodes_by_host(choice)
-        else choice
+        name: msgspec.structs.replace(choice, hierarchy=hierarchy) if fits(choice) else choice
         for name, choice in strategy.variables.items()
     }
     return msgspec.structs.replace(strategy, variables=variables)

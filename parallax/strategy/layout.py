@@ -72,7 +72,7 @@ class RowLayout:
     def local_rows(self, worker: int) -> int:
         """How many rows ``worker`` owns."""
         if self.partition == "cyclic":
-            return cyclic_rows(self.rows, worker, self.workers)
+            return len(range(self.rows)[self.dealt(worker)])
         first, last = self.range(worker)
         return last - first
 
@@ -84,10 +84,23 @@ class RowLayout:
         """A shape with so many rows instead of its own."""
         return (*shape[: self.axis], rows, *shape[self.axis + 1 :])
 
+    def dealt(self, worker: int) -> slice:
+        """Which rows ``worker`` owns; only for rows that are dealt out (``cyclic``)."""
+        if worker not in self.owners:
+            return slice(0, 0)
+        return slice(self.owners.index(worker), None, len(self.owners))
+
+    def dealt_from(self, worker: int, first: int) -> slice:
+        """The same among the rows from ``first`` on."""
+        own = self.dealt(worker)
+        if own.step is None:
+            return own
+        return slice((own.start - first) % own.step, None, own.step)
+
     def take(self, whole: torch.Tensor, worker: int) -> torch.Tensor:
         """A copy of the rows of ``worker``."""
         if self.partition == "cyclic":
-            return whole.detach()[worker :: self.workers].clone()
+            return whole.detach()[self.dealt(worker)].clone()
         return self.view(whole, worker).clone(memory_format=torch.contiguous_format)
 
     def view(self, whole: torch.Tensor, worker: int) -> torch.Tensor:
@@ -98,7 +111,7 @@ class RowLayout:
     def place(self, whole: torch.Tensor, shard: torch.Tensor, worker: int) -> None:
         """Write the rows of ``worker`` to their places in ``whole``; in both, rows come first."""
         if self.partition == "cyclic":
-            whole[worker :: self.workers].copy_(shard)
+            whole[self.dealt(worker)].copy_(shard)
         else:
             first, last = self.range(worker)
             whole[first:last].copy_(shard)

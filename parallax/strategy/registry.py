@@ -80,6 +80,7 @@ class Synchronizer:
         whole: of a sharded variable's values, every worker keeps all; its slots are shards.
         partitions: that it supports.
         axes: it partitions, or cuts in pieces, along any axis, not only along rows.
+        some: rows may be dealt to some workers only, in any order.
         by_host: it may work inside each host first.
         pieces: it may send a gradient in pieces.
         reduces: it sums gradients by an AllReduce, whose reduction and order may be said.
@@ -102,6 +103,7 @@ class Synchronizer:
     whole: bool = False
     partitions: tuple[PartitionName, ...] = ("whole",)
     axes: bool = False
+    some: bool = False
     by_host: bool = False
     pieces: bool = False
     reduces: bool = False

@@ -170,8 +170,13 @@ def _of_owners(
         allowed = " or ".join(map(repr, one.partitions))
         problem = f"{one.name} cannot use partition {choice.partition!r}"
         yield "partition", problem, f"use {allowed}"
-    elif choice.partition == "cyclic" and owners != tuple(range(workers)):
-        problem = "rows are dealt over all workers in order"
+    elif (
+        choice.partition == "cyclic"
+        and owners != tuple(range(workers))
+        and not (one.some and choice.hierarchy == "flat")
+    ):
+        how = ", inside hosts first," if one.some else ""
+        problem = f"rows{how} are dealt over all workers in order"
         yield "owners", problem, f"name all workers from 0 to {workers - 1}"
     elif choice.partition == "whole" and len(owners) > 1:
         yield "owners", f"a whole variable has one owner, not {len(owners)}", "name one worker"

@@ -268,6 +268,7 @@ SYNCHRONIZERS = (
         sparse=True,
         sharded=True,
         partitions=("cyclic",),
+        some=True,
         by_host=True,
         casts=True,
     ),

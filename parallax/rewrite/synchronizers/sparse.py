@@ -13,6 +13,7 @@ from parallax.ops.resources import TableSpec
 from parallax.rewrite.blocks import can_update_in_blocks
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.touched_rows import can_touch_only_rows
+from parallax.strategy.data import VariableStrategy
 from parallax.strategy.encoders import encoder_of
 
 aten: Any = torch.ops.aten
@@ -56,7 +57,12 @@ def table_spec(work: Rewriting, name: str, lookups: list[Lookup], touched: bool)
         touched=touched,
         owner=choice.owners[0] if choice.partition == "whole" and choice.owners else None,
         cast=None if encoder is None else encoder.cast,
+        owners=choice.owners if _dealt_to_some(choice, work.workers) else (),
     )
+
+
+def _dealt_to_some(choice: VariableStrategy, workers: int) -> bool:
+    return choice.partition == "cyclic" and choice.owners != tuple(range(workers))
 
 
 def hand_over(work: Rewriting, mark: Node, received: Node, touched: bool) -> None:
