@@ -17,7 +17,7 @@ from parallax.strategy.registry import synchronizers
 from parallax.strategy.verify import findings
 
 # By number of workers, how many; ``TEST_SEED`` repeats a run.
-DRAWN = {2: 140, 3: 60}
+DRAWN = {2: 160, 3: 40}
 MUTATIONS = 2000
 
 
