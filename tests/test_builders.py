@@ -23,6 +23,7 @@ from parallax.runtime.forecast import Forecast
 from parallax.strategy.builders import BUILDERS, ClusterFacts, GraphFacts
 from parallax.strategy.builders.all_reduce import AllReduce
 from parallax.strategy.builders.auto import Auto
+from parallax.strategy.builders.common import OwnerQueue
 from parallax.strategy.builders.factors import Poseidon
 from parallax.strategy.builders.horovod import Horovod
 from parallax.strategy.builders.parameter_server import BytePS
@@ -98,6 +99,37 @@ def test_partitioned_servers_take_the_smallest_divisor() -> None:
     variables = [dense("a", 9, 2), dense("b", 8, 2), dense("c", 7, 2), dense("d", 1)]
     # Largest first: 9 = 3·3 in three; 8 in two; 7 has no divisor up to 4.
     assert owners(built("PartitionedPS", variables, 4)) == [(0, 1, 2), (0, 3), (1,), (2,)]
+
+
+def test_uneven_shards_fill_owners_up() -> None:
+    table, large = dense("t", 1000, 2000), dense("large", 3000, 1000)
+    odd, small = dense("odd", 1001, 3001), dense("small", 10)
+    strategy = built("UnevenPS", [large, table, odd, small], 4)
+    verify(strategy, [large, table, odd, small], 4)
+    loads = [0.0] * 4
+    for variable in (large, table, odd, small):
+        choice = strategy.variables[variable.name]
+        for owner, rows in zip(choice.owners, choice.shards or [variable.rows], strict=True):
+            loads[owner] += variable.bytes * rows / variable.rows
+    assert max(loads) - min(loads) < 2 * 3001 * 4 + 40  # a row or two
+    assert sum(strategy.variables["odd"].shards) == 1001
+    # A fourth worker that has enough already gets nothing.
+    queue = OwnerQueue(3)
+    queue.next(100)
+    assert queue.filled(60, 6) == {1: 3, 2: 3}
+    assert queue.filled(90, 9) == {1: 4, 2: 5}
+
+
+def test_a_random_axis_is_cut_by_its_smallest_divisor() -> None:
+    variables = [dense("a", 6, 35), dense("b", 1, 9), dense("c", 7, 1), dense("d", 17), dense("e")]
+    strategy = built("RandomAxis", variables, 2)
+    verify(strategy, variables, 2)
+    assert strategy == built("RandomAxis", variables, 2)
+    cut = {name: (one.axis, one.pieces) for name, one in strategy.variables.items()}
+    assert cut["a"] in ((0, 2), (1, 5))
+    assert {n: cut[n] for n in "bcde"} == {"b": (1, 3), "c": (0, 7), "d": (0, 1), "e": (0, 1)}
+    axes = {built("RandomAxis", [dense(str(n), 4, 4)], 2).variables[str(n)].axis for n in range(20)}
+    assert axes == {0, 1}
 
 
 def test_parts_of_a_fixed_size() -> None:

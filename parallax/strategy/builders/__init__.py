@@ -20,6 +20,7 @@ from parallax.strategy.builders.parameter_server import (
     ParameterServer,
     PartitionedPS,
 )
+from parallax.strategy.builders.partitions import RandomAxis, UnevenPS
 from parallax.strategy.builders.zero import ZeRO
 
 __all__ = [
@@ -43,7 +44,7 @@ BUILDERS: dict[str, type[StrategyBuilder]] = {
     for builder in (
         *(Hybrid, ParameterServer, Replicated, Auto),
         *(AllReduce, Horovod, BytePS, BalancedPS, PartitionedPS, ParallaxPaper),
-        *(Poseidon, ProjectAdam, ZeRO),
+        *(Poseidon, ProjectAdam, ZeRO, UnevenPS, RandomAxis),
     )
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
@@ -104,6 +106,32 @@ class OwnerQueue:
         for owned, owner in least:
             heapq.heappush(self._owned, (owned + size / count, owner))
         return tuple(sorted(owner for _, owner in least))
+
+    def filled(self, size: float, rows: int) -> dict[int, int]:
+        """By owner, its rows of something of ``size`` bytes that fills all up to the same level.
+
+        Those that own more than that already get none.
+        """
+        least = sorted(self._owned)
+        left, level, count = size, least[0][0], 0
+        for count, (_, above) in enumerate(zip(least, [*least[1:], (math.inf, 0)], strict=True), 1):
+            step = above[0] - level
+            if step * count >= left:
+                break
+            level += step
+            left -= step * count
+        level += left / count
+        ends = list(itertools.accumulate((level - owned) / size for owned, _ in least[:count]))
+        bounds = [0, *(round(rows * end) for end in ends[:-1]), rows]
+        shards = {
+            owner: end - start
+            for (_, owner), (start, end) in zip(
+                least[:count], itertools.pairwise(bounds), strict=True
+            )
+        }
+        self._owned = [(o + size * shards.get(owner, 0) / rows, owner) for o, owner in self._owned]
+        heapq.heapify(self._owned)
+        return shards
 
     @staticmethod
     def largest_first(variables: Iterable[Variable]) -> list[Variable]:
