@@ -208,11 +208,12 @@ class BagRequests:
             if problem:
                 none = [0] * len(lookups)
                 return _Ids(lookups, joined[:0], none, torch.zeros_like(sizes), bags), problem
-        limits = self._repeated("limits", [table.rows for table in self.family.tables], counts)
+        last = self._repeated("last", [table.rows - 1 for table in self.family.tables], counts)
         problem = ""
-        if bool(((joined < 0) | (joined >= limits)).any()):
+        # Of a number that is negative, or larger than the last one, either term has a sign.
+        if len(joined) and int((last - joined).bitwise_or_(joined).min()) < 0:
             problem = self._bad_id(joined.split(counts))
-            joined = joined.clamp(min=0).minimum(limits - 1)
+            joined = joined.clamp(min=0).minimum(last)
         return _Ids(lookups, joined, counts, sizes, bags), problem
 
     def _repeated(self, name: str, values: list[int], counts: list[int]) -> torch.Tensor:
@@ -382,7 +383,7 @@ class BagRequests:
             scale: what they are multiplied by.
         """
         given = asked.given.only(lookups)
-        joined = torch.cat([value.reshape(-1, self.family.width) for value in gradients])
+        joined = torch.cat(list(gradients))
         by_lookup = self._divided(given, joined.mul_(scale))
         result = {
             link: value

@@ -34,6 +34,7 @@ class Served:
     """
 
     ids: torch.Tensor
+    """As they travelled: of the dtype of ids."""
     sizes: torch.Tensor
     """By value, of how many ids it is the sum."""
     counts: list[list[int]]
@@ -72,10 +73,13 @@ class BagService:
         Returns:
             What was served; and by served lookup and worker, the values: [values, width].
         """
+        if not self.lookups:
+            none = torch.empty(0, dtype=torch.int64, device=self.device)
+            return Served(none, none, [], []), []
         counts = [[part.shape[0] for part in row] for row in ids]
         numbers = [[part.shape[0] for part in row] for row in sizes]
-        most = max((count for row in counts for count in row), default=0)
-        one = torch.ones(most, dtype=torch.int64, device=self.device)
+        most = max(count for row in counts for count in row)
+        one = torch.ones(most, dtype=ids[0][0].dtype, device=self.device)
         lengths = [
             part if number else one[:count]
             for row, given, own in zip(sizes, numbers, counts, strict=True)
@@ -85,13 +89,8 @@ class BagService:
             [number or count for number, count in zip(given, own, strict=True)]
             for given, own in zip(numbers, counts, strict=True)
         ]
-        none = one[:0]
-        served = Served(
-            torch.cat([none, *(part for row in ids for part in row)]),
-            torch.cat([none, *lengths]),
-            counts,
-            values,
-        )
+        joined = torch.cat([part for row in ids for part in row])
+        served = Served(joined, torch.cat(lengths), counts, values)
         return served, self._sums(served, shards)
 
     def _sums(self, served: Served, shards: Sequence[torch.Tensor]) -> list[Sequence[torch.Tensor]]:
@@ -100,7 +99,7 @@ class BagService:
         totals = [sum(row) for row in served.counts]
         before = [0, *itertools.accumulate(totals)][:-1]
         values = [sum(row) for row in served.values]
-        starts = starts - spread(before, values, self.device)
+        starts = (starts - spread(before, values, self.device)).to(served.ids.dtype)
         parts = zip(
             self.lookups, served.ids.split(totals), starts.split(values), served.values, strict=True
         )
@@ -133,7 +132,7 @@ class BagService:
         grouped = group(keys, bases[-1])
         edges = self._memo.get("edges", bases, lambda: torch.tensor(bases, device=self.device))
         cuts = torch.searchsorted(grouped.keys, edges).tolist()
-        rows = ids.index_select(0, grouped.first())
+        rows = ids.index_select(0, grouped.first()).long()
         value_of = torch.arange(len(sizes), device=self.device)
         value_of = value_of.repeat_interleave(sizes, output_size=len(ids))
         return _Rows(grouped, rows, tables, cuts, value_of)

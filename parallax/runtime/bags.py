@@ -107,10 +107,11 @@ class BagExchange:
             for lookup, number in enumerate(side.family.numbers)
         }
         """By lookup, its family and its place there."""
-        self._incoming = [
-            side.family.numbers[i] for side in self._sides for i in side.service.lookups
-        ]
-        """Lookups that this worker serves, in the order of a message."""
+        self._words = 2 * max(
+            sum(len(side.family.links_to[worker]) for side in self._sides)
+            for worker in self._workers
+        )
+        """Before its ids, every worker is told as many counts: of ids and bag sizes, by link."""
 
     # -- Pull -----------------------------------------------------------------------------
 
@@ -170,30 +171,31 @@ class BagExchange:
         Returns:
             By family, served lookup and worker, the values to send: [values, width].
         """
-        counts = [[0] * (2 * len(self.spec.features)) for _ in self._workers]
+        counts: list[list[int]] = []
         parts: list[torch.Tensor] = []
-        for worker, row in enumerate(counts):
+        for worker in self._workers:
+            row: list[int] = []
             for side, asked in zip(self._sides, request.asked, strict=True):
                 for link in side.family.links_to[worker]:
-                    number = side.family.numbers[side.family.links[link][0]]
                     ids, sizes = asked.parts[link]
                     parts.append(ids)
-                    row[2 * number] = ids.shape[0]
+                    row += (ids.shape[0], 0)
                     if sizes is not None:
                         parts.append(sizes)
-                        row[2 * number + 1] = sizes.shape[0]
+                        row[-1] = sizes.shape[0]
+            counts.append(row + [0] * (self._words - len(row)))
         sent = torch.cat(parts).to(self._kind)
         told, received = self.control.exchange_ids(
             counts, sent, [sum(row) for row in counts], bad, "bags: ids"
         )
-        split = [n for row in told for f in self._incoming for n in row[2 * f : 2 * f + 2]]
-        pieces = received.long().split(split)
-        step, start, values = 2 * len(self._incoming), 0, []
+        own = 2 * sum(len(side.service.lookups) for side in self._sides)
+        pieces = received.split([count for row in told for count in row[:own]])
+        start, values = 0, []
         for side in self._sides:
-            own = range(start, start + 2 * len(side.service.lookups), 2)
-            start = own.stop
+            places = range(start, start + 2 * len(side.service.lookups), 2)
+            start = places.stop
             served, sums = side.service.serve(
-                [pieces[j::step] for j in own], [pieces[j + 1 :: step] for j in own], shards
+                [pieces[j::own] for j in places], [pieces[j + 1 :: own] for j in places], shards
             )
             request.served.append(served)
             values.append(sums)
