@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import equality
 import msgspec
@@ -14,6 +16,9 @@ from torch import nn
 from parallax.config import Config
 from parallax.graph.discovery import discover
 from parallax.graph.variables import Variable
+from parallax.ops import factors as ops_factors
+from parallax.rewrite import blocks
+from parallax.rewrite.synchronizers import factors
 from parallax.runtime.comm import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import ClusterFacts, GraphFacts, StrategyBuilder, find_builder
@@ -214,3 +219,24 @@ def counted(world: World, wanted: Mapping[str, Any], steps: int = 3) -> dict[str
         "chosen": [row.choice.synchronizer for row in rows],
         "held": sum(shard.numel() for shard in runner._state.shards.values()),
     }
+
+
+def multiplied_in_blocks(
+    world: World, wanted: Mapping[str, Any], cases: list[tuple[str, str, str]]
+) -> dict[str, Any]:
+    """As :func:`compare`, with updates that multiply factors of any size, one row at a time."""
+    calls = 0
+
+    @functools.wraps(ops_factors.update_by_product)
+    def counting(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return ops_factors.update_by_product(*args)
+
+    with (
+        mock.patch.object(factors, "LEAST_BYTES", 1),
+        mock.patch.object(ops_factors, "BLOCK_BYTES", 1),
+        mock.patch.object(blocks, "update_by_product", counting),
+    ):
+        found = compare(world, wanted, cases)
+    return {"found": found, "calls": calls}

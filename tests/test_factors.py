@@ -58,3 +58,16 @@ def test_bytes_are_those_of_the_thesis(pool: Pool, way: str) -> None:
         assert each == pytest.approx(expected, rel=0.02)
         assert max(each) > 10 * min(each)  # the imbalance of figure 3.10
     assert sum(each) / 4 == pytest.approx(found[0]["formula"], rel=0.02)
+
+
+def test_an_update_may_multiply_factors_in_blocks(pool: Pool) -> None:
+    cases = [("dense", o, "none") for o in ("sgd", "momentum", "adam", "asgd", "rmsprop")]
+    # Clipping needs the whole gradient; a moving average is part of the update.
+    cases += [("dense", "adamw", "clip_norm"), ("sparse", "adamw", "average")]
+    for result in pool.run(2, synchronizers.multiplied_in_blocks, SENT["factors"], cases):
+        found = result["found"]
+        # Two variables in ten steps of all cases but that with clipping.
+        assert result["calls"] == 6 * 10 * 2
+        for case, (difference, chosen) in found.items():
+            assert difference < 1e-10, case
+            assert {"hidden.weight", "out.weight"} <= set(chosen)

@@ -52,6 +52,8 @@ class Rewriting:
     """Variables of which only touched rows are updated: (row numbers, rows of the gradient)."""
     blocked: dict[str, tuple[Node, Node]] = field(default_factory=dict)
     """Variables that are updated block by block, with the same."""
+    multiplied: dict[str, Node] = field(default_factory=dict)
+    """Variables whose update multiplies the gradient's factors block by block: these factors."""
 
     @property
     def step(self) -> StepGraph:

@@ -123,8 +123,9 @@ class FactorExchange:
 
     # -- Finishing ----------------------------------------------------------------------------
 
-    def finish(self, number: int) -> list[torch.Tensor]:
-        """The aggregated gradients of a message, see :func:`parallax.ops.resources.finish`.
+    def finish(self, number: int) -> list[Any]:
+        """The aggregated gradients of a message, see :func:`parallax.ops.resources.finish`: each as
+        a tensor, or as its stacked factors where the update multiplies them.
 
         For ``WORDS``, none: only what is wrong with the step is told once more.
 
@@ -168,8 +169,8 @@ class FactorExchange:
                 result[index].append(pair)
         return result
 
-    def _product(self, index: int, entry: FactorEntry, pairs: list[Pair]) -> torch.Tensor:
-        """U'V of all workers, each weighted by its batch if the mean is wanted."""
+    def _product(self, index: int, entry: FactorEntry, pairs: list[Pair]) -> Any:
+        """U'V of all workers, or U and V, each weighted by its batch if the mean is wanted."""
         # Half types are multiplied in float32's precision, as they are summed.
         dtype = torch.float32 if entry.dtype.itemsize < 4 else entry.dtype
         if entry.average:
@@ -179,6 +180,8 @@ class FactorExchange:
         else:
             left = torch.cat([u.to(dtype) for u, _ in pairs])
         right = torch.cat([v.to(dtype) for _, v in pairs])
+        if not entry.multiplied:
+            return left, right
         if index not in self._results:
             shape = (entry.rows, entry.columns)
             self._results[index] = torch.empty(shape, dtype=dtype, device=self.world.device)

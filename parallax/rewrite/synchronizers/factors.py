@@ -18,12 +18,16 @@ from parallax.graph.factors import Product, products_of
 from parallax.graph.variables import Variable
 from parallax.ops.factors import COUNTS, WORDS, FactorEntry, FactorsSpec
 from parallax.ops.resources import finish, start
+from parallax.rewrite.blocks import can_multiply_in_blocks
 from parallax.rewrite.context import Phase, Rewriting
 from parallax.strategy.cost import factor_bytes
 from parallax.strategy.data import VariableStrategy
 from parallax.strategy.registry import MessageKind, Synchronizer, facts
 
 aten: Any = torch.ops.aten
+
+LEAST_BYTES = 1 << 20
+"""From this size on, a matrix is worth not being written."""
 
 
 def synchronize_factors(work: Rewriting) -> None:
@@ -50,6 +54,7 @@ def _phase(work: Rewriting, phase: Phase, marks: list[Node]) -> None:
     numbers = {mark: n for n, group in enumerate(messages.values()) for mark in group}
     alone = not any(_in_buckets(work, mark) for mark in phase.marks)
     entries = tuple(_entry(work, mark, numbers[mark]) for mark in ordered)
+    multiplied = {mark: entry.multiplied for mark, entry in zip(ordered, entries, strict=True)}
     resource = work.resource(FactorsSpec(tuple(e.name for e in entries), entries, alone), "factors")
     first = min((p.node for group in products.values() for p in group), key=order.__getitem__)
     heavy = next((node for node in order if computes_much(node)), first)
@@ -61,7 +66,7 @@ def _phase(work: Rewriting, phase: Phase, marks: list[Node]) -> None:
             work.call(finish, resource, WORDS)
     for number, group in enumerate(messages.values()):
         _send(work, resource, number, group, products, known[group[-1]])
-        _receive(work, resource, number, group, order, phase)
+        _receive(work, resource, number, group, order, phase, multiplied)
 
 
 def _in_buckets(work: Rewriting, mark: Node) -> bool:
@@ -75,7 +80,24 @@ def _entry(work: Rewriting, mark: Node, message: int) -> FactorEntry:
     choice = work.strategy.variables[variable.name]
     rows, columns = variable.shape
     owner = choice.owners[0] if choice.owners else None
-    return FactorEntry(variable.name, rows, columns, variable.dtype, choice.average, message, owner)
+    return FactorEntry(
+        variable.name,
+        rows,
+        columns,
+        variable.dtype,
+        choice.average,
+        message,
+        owner,
+        multiplied=not _is_left_to_update(work, mark),
+    )
+
+
+def _is_left_to_update(work: Rewriting, mark: Node) -> bool:
+    """Whether the update multiplies the factors itself: a large matrix is not written then."""
+    variable = work.analysis.variables[str(mark.args[1])]
+    one = facts(work.strategy.variables[variable.name])
+    large = variable.bytes >= LEAST_BYTES and variable.dtype.itemsize >= 4
+    return large and not one.sharded and can_multiply_in_blocks(work, variable.name, mark)
 
 
 def _send(
@@ -123,6 +145,7 @@ def _receive(
     marks: list[Node],
     order: dict[Node, int],
     phase: Phase,
+    multiplied: dict[Node, bool],
 ) -> None:
     users = [user for mark in marks for user in mark.users]
     first_use = min(users, key=order.__getitem__, default=phase.first_use)
@@ -130,6 +153,10 @@ def _receive(
         gradients = work.call(finish, resource, number)
         for index, mark in enumerate(marks):
             value = work.item(gradients, index)
+            if not multiplied[mark]:
+                name = str(mark.args[1])
+                work.multiplied[name] = value
+                work.analysis.components[name].members[value] = None
             value.meta.update(mark.meta)
             mark.replace_all_uses_with(value)
     for mark in marks:
