@@ -124,6 +124,69 @@ WRONG: dict[str, tuple[Strategy, int, tuple[str, ...]]] = {
         2,
         ("'dense': synchronizer 'gossip' is unknown (synchronizer: use one of none, rows, ",),
     ),
+    "order": (
+        strategy(dense=VariableStrategy("allreduce", reduction="ring", order=(0,))),
+        2,
+        ("'dense': order misses worker 1 (order: name all workers from 0 to 1)",),
+    ),
+    "order twice": (
+        strategy(dense=VariableStrategy("allreduce", reduction="tree", order=(0, 1, 1))),
+        2,
+        ("'dense': order (0, 1, 1) is no order of 2 workers",),
+    ),
+    "order without a ring": (
+        strategy(dense=VariableStrategy("allreduce", order=(1, 0))),
+        2,
+        ("'dense': order is for reductions 'ring', 'tree' and 'halving'",),
+    ),
+    "reduction": (
+        strategy(dense=VariableStrategy("owner", owners=(0,), reduction="ring")),
+        2,
+        ("'dense': reduction 'ring' is for allreduce, not for owner",),
+    ),
+    "axis": (
+        strategy(dense=VariableStrategy("owner", "block", (0, 1), axis=2)),
+        2,
+        ("'dense': axis 2 is missing: its shape is (4, 2) (axis: use 0 to 1)",),
+    ),
+    "short axis": (
+        strategy(dense=VariableStrategy("scatter", "block", (0, 1, 2), axis=1)),
+        3,
+        ("'dense': it has 2 rows along axis 1, which cannot be cut in 3",),
+    ),
+    "axis of rows": (
+        strategy(dense=VariableStrategy("owner", "block", (0, 1), axis=1)),
+        2,
+        ("'dense': its update works row by row, and cannot be cut along axis 1",),
+    ),
+    "shards": (
+        strategy(dense=VariableStrategy("owner", "block", (0, 1), shards=(4, 4))),
+        2,
+        ("'dense': shards (4, 4) do not make up the 4 along axis 0",),
+    ),
+    "too many shards": (
+        strategy(dense=VariableStrategy("owner", "block", (0, 1), shards=(1, 1, 2))),
+        2,
+        ("'dense': there are 3 sizes for 2 owners",),
+    ),
+    "memory": (
+        strategy(dense=VariableStrategy("allreduce", memory="host")),
+        2,
+        ("'dense': allreduce has no shards that the host could keep",),
+    ),
+    "factors": (
+        strategy(dense=VariableStrategy("factors")),
+        2,
+        ("'dense': factors sends factors, but its gradient is not a matrix product",),
+    ),
+    "group": (
+        strategy(
+            dense=VariableStrategy("allreduce", group=1),
+            whole=VariableStrategy("allreduce", average=False, group=1),
+        ),
+        2,
+        ("'whole': group 1 mixes it with 'dense', of another average (group: ",),
+    ),
     "staleness": (
         strategy(dense=VariableStrategy("allreduce", staleness=3)),
         2,
@@ -151,6 +214,16 @@ def test_a_good_strategy_fits_and_survives_json() -> None:
 def test_a_strategy_that_does_not_fit_lists_every_problem(name: str) -> None:
     made, workers, fragments = WRONG[name]
     raised(lambda: verify(made, VARIABLES, workers), StrategyError, "does not fit", *fragments)
+
+
+def test_shards_stay_in_the_memory_of_the_device() -> None:
+    made = strategy(dense=VariableStrategy("owner", owners=(0,), memory="host"))
+    verify(made, VARIABLES, 2)  # on CPUs it is the same memory
+    raised(
+        lambda: verify(made, VARIABLES, 2, device="cuda"),
+        StrategyError,
+        "'dense': workers compute on cuda, and their updates on shards do too (memory: use 'device')",
+    )
 
 
 def edited(**changes: Any) -> str:

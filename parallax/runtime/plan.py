@@ -234,7 +234,11 @@ class Plan:
         if choice.owners:
             split = {"whole": "", "cyclic": ", row mod", "block": ", blocks"}[choice.partition]
             owners = _workers(choice.owners, self.workers) + split
+            owners += f" along axis {choice.axis}" * bool(choice.axis)
+            owners += ", host memory" * (choice.memory == "host")
         synchronizer = choice.synchronizer + ", by host" * (choice.hierarchy == "hosts")
+        if choice.reduction != "auto":
+            synchronizer += f", {choice.reduction}"
         if choice.encoder != "none":
             synchronizer += f", {choice.encoder}"
         return [

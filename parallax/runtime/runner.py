@@ -301,7 +301,8 @@ class Runner:
             strategy = self._partitioned(self._of_chief(lambda: self._choose(analysis)))
             two_levels = self._network is not None and self._network.host is not None
             try:
-                verify(strategy, variables, self.num_workers, two_levels)
+                device = self._world.device.type
+                verify(strategy, variables, self.num_workers, two_levels, device)
             except StrategyError:
                 self._world.settle()
                 raise

@@ -45,7 +45,8 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         encoder: what gradients are encoded by while they travel, a name of the registry of
             encoders; ``none`` sends them as they are.
         encoder_options: numbers that the encoder takes, by name.
-        memory: where an owner keeps its shard: in the memory of its ``device`` or of its ``host``.
+        memory: where an owner keeps its shard: in the memory of its ``device`` or of its ``host``,
+            which is the same for workers that compute on CPUs, and not supported on others yet.
         staleness: steps that a worker may be behind the others; 0 is the only value so far.
         group: gradients of one synchroniser with the same number travel together.
         pieces: how many parts of its rows a gradient is cut into, each of which travels as soon as

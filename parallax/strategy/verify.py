@@ -29,7 +29,11 @@ SHARDED_ALIKE = ("synchronizer", "partition", "owners", "axis", "shards")
 
 
 def verify(
-    strategy: Strategy, variables: Sequence[Variable], workers: int, two_levels: bool = True
+    strategy: Strategy,
+    variables: Sequence[Variable],
+    workers: int,
+    two_levels: bool = True,
+    device: str = "cpu",
 ) -> None:
     """Check that a strategy fits; arguments as for :func:`findings`.
 
@@ -37,7 +41,7 @@ def verify(
         StrategyError: it is for another model or number of workers, or contradicts itself; lists
             every finding.
     """
-    found = findings(strategy, variables, workers, two_levels)
+    found = findings(strategy, variables, workers, two_levels, device)
     if found:
         raise StrategyError(
             "The strategy does not fit:" + "".join(f"\n  {one}" for one in found),
@@ -46,7 +50,11 @@ def verify(
 
 
 def findings(
-    strategy: Strategy, variables: Sequence[Variable], workers: int, two_levels: bool = True
+    strategy: Strategy,
+    variables: Sequence[Variable],
+    workers: int,
+    two_levels: bool = True,
+    device: str = "cpu",
 ) -> list[Finding]:
     """Everything that is wrong with a strategy.
 
@@ -55,6 +63,7 @@ def findings(
         variables: of the model that it is for.
         workers: how many there are.
         two_levels: they are on several hosts of equally many workers, more than one each.
+        device: what they compute on, ``cpu`` or ``cuda``.
     """
     known = {variable.name: variable for variable in variables}
     found = list(_of_the_whole(strategy, known, workers))
@@ -66,7 +75,10 @@ def findings(
             remedy = f"use one of {', '.join(synchronizers())}"
             found.append(Finding(name, "synchronizer", problem, remedy))
             continue
-        problems = _check(choice, known[name], workers, two_levels)
+        problems = [
+            *_check(choice, known[name], workers, two_levels),
+            *_of_memory(facts(choice), choice, device),
+        ]
         found += [Finding(name, *problem) for problem in problems]
     return [*found, *_of_groups(strategy, known), *_of_joined(strategy, known)]
 
@@ -115,7 +127,7 @@ def _check(
         *_of_messages(one, choice, two_levels),
         *_of_reduction(one, choice, workers),
         *encoder_problems(one, choice, variable),
-        *_unused(choice),
+        *_of_time(choice),
         *one.check(choice, variable, workers),
     ]
 
@@ -262,16 +274,19 @@ def _of_reduction(one: Synchronizer, choice: VariableStrategy, workers: int) -> 
         yield "order", problem, f"name each worker from 0 to {workers - 1} once"
 
 
-UNUSED = ("memory", "staleness")
+def _of_memory(one: Synchronizer, choice: VariableStrategy, device: str) -> Iterator[Problem]:
+    """Whether shards can be kept there."""
+    if choice.memory == "host" and not one.sharded:
+        yield "memory", f"{one.name} has no shards that the host could keep", "use 'device'"
+    elif choice.memory == "host" and device != "cpu":
+        problem = f"workers compute on {device}, and their updates on shards do too"
+        yield "memory", problem, "use 'device'"
 
 
-def _unused(choice: VariableStrategy) -> Iterator[Problem]:
-    """Fields that nothing reads yet, where they are not as they have to be."""
-    plain = VariableStrategy(choice.synchronizer)
-    for field in UNUSED:
-        value, only = getattr(choice, field), getattr(plain, field)
-        if value != only:
-            yield field, f"{field} {value!r} is not supported", f"use {only!r}"
+def _of_time(choice: VariableStrategy) -> Iterator[Problem]:
+    """Whether steps follow one another so."""
+    if choice.staleness:
+        yield "staleness", f"staleness {choice.staleness} is not supported", "use 0"
 
 
 def _of_groups(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Finding]:
