@@ -28,7 +28,11 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         synchronizer: ``allreduce`` (dense gradient summed by all), ``allgather`` (rows of a sparse
             gradient gathered by all), ``rows`` (row servers: pull and push of touched rows),
             ``bags`` (as rows, but owners sum the rows of a bag before they travel),
-            ``owner`` (owners pull-push dense values), ``none`` (it receives no gradient).
+            ``owner`` (owners pull-push dense values), ``scatter`` (the same, but values are
+            gathered when they are read), ``factors`` and ``factor_push`` (gradients that are matrix
+            products, as their factors to all or to the owner), ``broadcast`` (gradients from each
+            worker to all), ``none`` (it receives no gradient), or one of another package, see
+            :mod:`parallax.strategy.registry`.
         partition: ``whole`` (one owner), ``cyclic`` (row i on owner i mod n), ``block``
             (consecutive rows).
         owners: workers that own a shard; empty when every worker holds the variable.
