@@ -88,6 +88,31 @@ def mlp(
     return Workload(model, optimizer, classification_step(model, optimizer), points)
 
 
+def gpt(
+    *,
+    layers: int = 4,
+    width: int = 256,
+    heads: int = 4,
+    vocab: int = 4_000,
+    batch: int = 8,
+    length: int = 128,
+    lr: float = 3e-4,
+) -> Workload:
+    """A small GPT (Radford et al. 2019) without dropout, with AdamW and clipping."""
+    model = GPT(layers, width, heads, vocab, length)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+
+    def train_step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    return Workload(model, optimizer, train_step, lambda: words(vocab, batch, length))
+
+
 def classification_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
     """Cross entropy, backward, update."""
 
@@ -144,3 +169,38 @@ class ResNet18(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.fc(self.blocks(self.stem(images)).mean((2, 3)))
+
+
+class GPT(nn.Module):
+    """Blocks of causal attention and a perceptron, normalised before; a head of its own."""
+
+    def __init__(self, layers: int, width: int, heads: int, vocab: int, length: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(vocab, width)
+        self.places = nn.Parameter(torch.zeros(length, width))
+        self.blocks = nn.Sequential(*(GPTBlock(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.blocks(self.words(tokens) + self.places)))
+
+
+class GPTBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attend = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.attend(self.norm1(x)).view(batch, length, 3, self.heads, -1)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.project(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm2(x))

@@ -38,9 +38,8 @@ def test_compiled_regions_give_the_numbers_of_one_device(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("optimizer", compiled_steps.OPTIMIZERS)
-@pytest.mark.parametrize("option", ["HYBRID", "PS", "AR"])
+@pytest.mark.parametrize(("option", "size"), [("HYBRID", 1), ("PS", 3)])
 def test_the_matrix_of_compiled_regions(pool: Pool, option: str, optimizer: str, size: int) -> None:
     for difference, _ in pool.run(size, compiled_steps.compare, option, optimizer):
         assert difference < 1e-10

@@ -1,0 +1,117 @@
+"""One worker's step, replayed and compiled, beside eager PyTorch and a compiled model.
+
+    python -m benchmarks.compiled_step
+
+Equal copies of each model take turns in one run: the eager step; the step of a model compiled by
+``torch.compile``, whose optimizer stays eager; and the step as parallax captures it, replayed and
+compiled by Inductor. The seconds until a step was compiled are of this run: with an empty
+``TORCHINDUCTOR_CACHE_DIR`` they are those of a first compilation, else the compiled code is read
+from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+from collections.abc import Callable
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import parallax
+from benchmarks.models import Workload, gpt, lm, mlp, resnet18
+from benchmarks.pairing import run_paired
+
+CASES: dict[str, Callable[[], Workload]] = {
+    "lm": lm,
+    "resnet18": resnet18,
+    "mlp40": mlp,
+    "gpt": gpt,
+}
+SYSTEMS = ("eager", "torch.compile", "replayed", "compiled")
+FIRST_RUNS = 4
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compiled_step",
+        description="Time a compiled step against the eager step and a compiled model.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--case", choices=tuple(CASES), action="append", help="may be given repeatedly; all")
+    add("--system", choices=SYSTEMS[1:], action="append", help="beside eager; all")
+    add("--rounds", type=int, default=20, help="measured rounds, after two that are not")
+    add("--steps", type=int, default=2, help="steps of a variant in its turn")
+    add("--threads", type=int, default=1, help="torch's threads")
+    args = parser.parse_args(arguments)
+    torch.set_num_threads(args.threads)
+    warnings.filterwarnings("ignore", message="LSTM with projections is not supported")
+
+    table = Table(
+        title="A step of one worker",
+        caption=f"medians of {args.rounds} rounds of {args.steps} steps; torch "
+        f"{torch.__version__}, {args.threads} of {os.cpu_count()} cores",
+        title_justify="left",
+        caption_justify="left",
+    )
+    for heading in ("model", "system"):
+        table.add_column(heading)
+    for heading in ("ms", "time / eager", "quartiles", "begin s"):
+        table.add_column(heading, justify="right")
+    systems = ["eager", *(args.system or SYSTEMS[1:])]
+    for name in args.case or CASES:
+        for row in _rows(CASES[name], systems, args.rounds, args.steps):
+            table.add_row(name, *row)
+        table.add_section()
+    Console().print(table)
+
+
+def _rows(
+    build: Callable[[], Workload], systems: list[str], rounds: int, steps: int
+) -> list[list[str]]:
+    variants: dict[str, Callable[[], object]] = {}
+    begin: dict[str, float] = {}
+    for system in systems:
+        torch.manual_seed(0)
+        workload = build()
+        batch = workload.batch()
+        run = _runner(system, workload)
+        started = time.perf_counter()
+        for _ in range(FIRST_RUNS):
+            run(*batch)
+        begin[system] = time.perf_counter() - started
+        variants[system] = lambda run=run, batch=batch: run(*batch)
+    result = run_paired(variants, rounds=rounds, steps=steps, warmup=2)
+    rows = []
+    for system in systems:
+        low, high = result.ratio_range(system, "eager")
+        rows.append(
+            [
+                system,
+                f"{result.median(system) * 1e3:.2f}",
+                f"{result.ratio(system, 'eager'):.3f}",
+                f"{low:.3f} - {high:.3f}",
+                f"{begin[system]:.1f}",
+            ]
+        )
+    return rows
+
+
+def _runner(system: str, workload: Workload) -> Callable[..., object]:
+    if system == "eager":
+        return workload.step
+    if system == "torch.compile":
+        workload.model.compile()
+        return workload.step
+    config = parallax.Config(
+        workers=1, seed=0, compile="inductor" if system == "compiled" else "none"
+    )
+    return parallax.get_runner(workload.step, config=config).run
+
+
+if __name__ == "__main__":
+    main()
