@@ -214,6 +214,9 @@ def test_auto_prefers_a_whole_step_that_is_predicted_faster() -> None:
     with warnings_of_parallax() as said:
         found = auto(variables, lambda s: fast if s.variables["w"].owners else slow)
     assert found.variables["w"].synchronizer == "owner"
+    close = StepTime(1.95, 1.0, 1.0)
+    found = auto(variables, lambda s: close if s.variables["w"].owners else slow)
+    assert found.variables["w"].synchronizer == "allreduce"
     assert said == [
         "auto: predicted times of a step: PS 1500.0 ms, per variable 2000.0 ms, HYBRID 2000.0 ms, "
         "AR 2000.0 ms"

@@ -27,6 +27,8 @@ logger = logging.getLogger("parallax")
 
 # What computation hides costs nothing; of steps that take as long, the one that sends less wins.
 HIDDEN = 0.01
+# What another builder's step must be faster by: predictions are not better than that.
+MARGIN = 0.05
 # Relative difference below which two times are the same.
 TIE = 1e-6
 
@@ -47,12 +49,13 @@ class Priced:
 
 
 class Auto(StrategyBuilder):
-    """The cheapest predicted way for each variable, unless another builder's whole step is faster.
+    """The cheapest predicted way for each variable, unless another builder's step is much faster.
 
     Each variable gets the synchroniser whose bytes take least time on the measured links, among all
     that verification allows; kinds of messages whose latency costs more than their bytes save are
     given up. Then the time of whole steps is predicted, with what computation hides, for this
-    strategy and for those of other builders, and the fastest is taken. ``why`` has the predicted
+    strategy and for those of other builders, of which one is taken if its step is faster by a
+    twentieth. ``why`` has the predicted
     time of each variable's choice and of the next best; what was predicted of whole steps is
     printed. (AutoDist's idea, Zhang's thesis, chapters 7 and 8, with a model instead of trials.)
     """
@@ -85,7 +88,10 @@ class Auto(StrategyBuilder):
         for builder in (Hybrid(), ParameterServer(), Replicated()):
             candidates[builder.title] = builder.build(graph, cluster)
         times = {name: graph.predict(strategy) for name, strategy in candidates.items()}
-        best = min(times, key=lambda name: times[name].step + HIDDEN * times[name].messages)
+        costs = {name: time.step + HIDDEN * time.messages for name, time in times.items()}
+        best = min(costs, key=costs.__getitem__)
+        if costs[best] > (1 - MARGIN) * costs[self.title]:
+            best = self.title
         shown = ", ".join(
             f"{'per variable' if name == self.title else name} {time.step * 1e3:.1f} ms"
             for name, time in sorted(times.items(), key=lambda item: item[1].step)
