@@ -29,10 +29,10 @@ from parallax.cluster.environment import WorkerEnvironment
 from parallax.cluster.worker_start import keep_undestroyed
 from parallax.errors import LaunchError, PeerError
 from parallax.runtime.background import Background
+from parallax.runtime.texts import Texts
 
 SLICE = timedelta(milliseconds=200)
 TIMEOUT = timedelta(minutes=30)
-START_TIMEOUT = timedelta(minutes=5)
 # More buffers than Gloo's threads hold at a time.
 GIVEN = 32
 TAKE_BACK_SECONDS = 1.0
@@ -159,9 +159,8 @@ class World:
         self.device = device
         self.hosts = tuple(hosts) or (0,) * size
         self.traffic = Traffic()
-        self._store = store
         self._groups = groups or {}
-        self._round: Counter[str] = Counter()
+        self._texts = Texts(rank, size, store)
         self.background = Background()
         self._given: deque[weakref.ref[torch.Tensor]] = deque(maxlen=GIVEN)
         if store is not None:
@@ -170,8 +169,7 @@ class World:
     def _say_goodbye(self) -> None:
         """Let workers that still wait for this one know that it will not come."""
         self._take_back()
-        with contextlib.suppress(Exception):
-            self._store.set(f"parallax/ended/{self.rank}", "")
+        self._texts.say_goodbye()
 
     def _give(self, *buffers: torch.Tensor) -> None:
         """Note that a collective starts, and the buffers that it gets."""
@@ -340,52 +338,7 @@ class World:
         Raises:
             PeerError: names the workers that did not come.
         """
-        if self.size == 1:
-            return [text]
-        key = f"parallax/{topic}/{self._round[topic]}"
-        self._round[topic] += 1
-        try:
-            return self._exchange_texts(topic, key, text)
-        except dist.DistError as error:
-            raise PeerError(
-                f"Worker {self.rank} lost the others while agreeing on {topic}: "
-                f"{str(error).splitlines()[0]}",
-                hint="the first failure in the other workers' output is the cause.",
-            ) from error
-
-    def _exchange_texts(self, topic: str, key: str, text: str) -> list[str]:
-        self._store.set(f"{key}/{self.rank}", text)
-        keys = [f"{key}/{worker}" for worker in range(self.size)]
-        deadline = time.monotonic() + START_TIMEOUT.total_seconds()
-        pause, looked = 0.0005, time.monotonic()
-        while not self._store.check(keys):
-            now = time.monotonic()
-            if now - looked > 1.0:
-                looked = now
-                self._check_ended(topic, keys)
-            if now > deadline:
-                absent = ", ".join(map(str, self._absent(keys)))
-                raise PeerError(
-                    f"Worker {self.rank} waited {START_TIMEOUT.total_seconds():.0f} s to agree on "
-                    f"{topic}; still missing: worker {absent}.",
-                    hint="see those workers' output for the cause.",
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, 0.05)
-        return [self._store.get(k).decode() for k in keys]
-
-    def _absent(self, keys: list[str]) -> list[int]:
-        return [worker for worker, key in enumerate(keys) if not self._store.check([key])]
-
-    def _check_ended(self, topic: str, keys: list[str]) -> None:
-        ended = [w for w in range(self.size) if self._store.check([f"parallax/ended/{w}"])]
-        gone = [worker for worker in self._absent(keys) if worker in ended]
-        if gone:
-            raise PeerError(
-                f"Worker {self.rank} waits to agree on {topic}, but worker {gone[0]} has ended.",
-                hint="give every worker the same number of batches (parallax.shard() does); if "
-                f"worker {gone[0]} failed, its output has the cause.",
-            )
+        return self._texts.exchange(topic, text)
 
     def settle(self) -> None:
         """Before all workers raise the same: wait until each has read why.
