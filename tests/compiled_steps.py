@@ -94,7 +94,7 @@ def cut_and_compare(world: World, option: str, optimizer: str) -> dict[str, Any]
     for cut in (False, True):
         torch.manual_seed(11)
         own = training(optimizer, whole=True)
-        runner = Runner(own[2], discover(own[2]), Config(run_option=option, seed=1), world)
+        runner = Runner(own[2], discover(own[2]), Config(strategy=option, seed=1), world)
         for ids, labels in batches(world.size):
             part = slice(world.rank * LOCAL, (world.rank + 1) * LOCAL)
             runner.run(ids[part], labels[part])
@@ -129,7 +129,7 @@ def compare(world: World, option: str, optimizer: str) -> tuple[float, str]:
     """How far compiled workers are from one device; and what the plan says of it."""
     expected = training(optimizer)
     found = training(optimizer)
-    config = Config(run_option=option, compile="inductor", seed=1)
+    config = Config(strategy=option, compile="inductor", seed=1)
     runner = Runner(found[2], discover(found[2]), config, world)
     for ids, labels in batches(world.size):
         expected[2](ids, labels)

@@ -17,6 +17,9 @@ from parallax.errors import ConfigError
         ("HYBRID", "nadam", 2),
         ("PS", "momentum", 2),
         ("AR", "adagrad", 3),
+        ("ZeRO", "adam", 2),
+        ("Poseidon", "momentum", 2),
+        ("RandomAxis", "momentum", 2),
     ],
 )
 def test_regions_give_the_same_numbers(pool: Pool, option: str, optimizer: str, size: int) -> None:
