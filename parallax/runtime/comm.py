@@ -49,10 +49,20 @@ class Traffic:
     """Collectives that were started."""
     waited: float = 0.0
     """Seconds spent waiting for messages."""
+    recorder: Any = None
+    """Notes each message and each time of waiting, if there is one."""
 
     def wait(self, seconds: float) -> None:
-        """Note a time of waiting."""
+        """Note a time of waiting that ends now."""
         self.waited += seconds
+        if self.recorder is not None:
+            now = time.perf_counter()
+            self.recorder.add("waiting", "waiting", now - seconds, now)
+
+    def start(self, purpose: str, count: float, work: Any) -> None:
+        """Note a collective that has just started."""
+        if self.recorder is not None:
+            self.recorder.message(purpose, count, work)
 
     def add(self, purpose: str, count: float, across: float) -> None:
         self.sent[purpose] += round(count)
@@ -95,7 +105,7 @@ class Pending:
         try:
             self._finish(work)
         finally:
-            self._world.traffic.waited += time.perf_counter() - started
+            self._world.traffic.wait(time.perf_counter() - started)
 
     def _finish(self, work: Any) -> None:
         if self._world.device.type == "cuda":
@@ -222,6 +232,7 @@ class World:
         self.traffic.add(purpose, count, across)
         self._give(buffer)
         work = dist.all_reduce(buffer, group=among.handle, async_op=True)
+        self.traffic.start(purpose, count, work)
         return Pending(work, "the sum of gradients", self)
 
     def transfer(
@@ -287,6 +298,7 @@ class World:
             group=among.handle,
             async_op=True,
         )
+        self.traffic.start(purpose, (sum(useful) - useful[among.place]) * row, work)
         return Pending(work, f"an exchange ({purpose})", self)
 
     def _count(self, purpose: str, among: Group, sent: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from parallax.cluster.network import Network
 from parallax.config import Config
-from parallax.errors import StrategyError, UnsupportedError
+from parallax.errors import ConfigError, StrategyError, UnsupportedError
 from parallax.graph.capture import capture
 from parallax.graph.checks import batch_norms, check_batch, check_state, check_unchanged
 from parallax.graph.discovery import StepObjects
@@ -46,6 +46,7 @@ from parallax.runtime.start import (
     take_values_of_chief,
 )
 from parallax.runtime.state_table import StateTable
+from parallax.runtime.trace import Profile, Profiler
 from parallax.strategy.builders import ClusterFacts
 from parallax.strategy.choose import choose_strategy, is_finished, title_of
 from parallax.strategy.compare import summary
@@ -95,6 +96,7 @@ class Runner:
         self._timeline: tuple[Item, ...] = ()
         self._speed: Speed | None = None
         self._pace = Pace()
+        self._profiler: Profiler | None = None
         self._compiler = Compiler(config.compile, world)
         self._partitions: Partitions | None = None
         self._steps = 0
@@ -152,7 +154,12 @@ class Runner:
         program = self._program(signature, batch, named)
         self._control.begin(program.digest, self._steps, batch_weight(flat))
         self._compiler.before()
+        if self._profiler is not None:
+            self._profiler.before()
         result = program.run(flat)
+        if self._profiler is not None and self._profiler.after():
+            logger.info(self._profiler.profile)
+            self._profiler = None
         self._compiler.after(program)
         self._steps += 1
         if self._captures == captures:
@@ -451,6 +458,33 @@ class Runner:
     def traffic(self) -> dict[str, int]:
         """Bytes that this worker sent so far, by purpose."""
         return dict(self._world.traffic.sent)
+
+    def profile(self, steps: int = 10, path: str | Path = "trace.json") -> Profile:
+        """Record the next steps: what each worker computes, sends and waits for, and when.
+
+        All workers must call it together, some steps after the first. When the last of the steps
+        has run, the chief writes all workers' trace to ``path``, for Perfetto or Chrome's
+        ``about:tracing``, and logs the share of each.
+
+        Args:
+            steps: how many to record.
+            path: of the file.
+
+        Returns:
+            What will have the shares, by worker.
+
+        Raises:
+            ConfigError: ``steps`` is no positive number, or steps are being recorded already.
+        """
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+            raise ConfigError(f"steps must be a positive integer, found {steps!r}.")
+        if self._profiler is not None:
+            raise ConfigError(
+                f"{self._profiler.profile.steps} steps are being recorded already.",
+                hint="call profile() again when they have run.",
+            )
+        self._profiler = Profiler(Profile(steps, path), self._world)
+        return self._profiler.profile
 
     def _dump(self, stage: str, text: Callable[[], str]) -> None:
         """A stage's result of this worker, if it is asked for."""
