@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -122,15 +123,20 @@ def _put(buckets: Buckets, gradients: Sequence[torch.Tensor]) -> None:
 
 
 def _buckets(
-    world: World, encoder: str, options: Options, dtype: torch.dtype, by_host: bool = False
+    world: World,
+    encoder: str,
+    options: Options,
+    dtype: torch.dtype,
+    by_host: bool = False,
+    buckets: Sequence[int] = (0, 0, 0, 0),
 ) -> tuple[Buckets, EncodedBuckets, StepControl]:
     """Buckets of gradients without a graph."""
     control = StepControl(world, 1)
     pool = EncodedBuckets(world, control)
     given = tuple(sorted(options.items()))
     entries = tuple(
-        BucketEntry(f"v{i}", shape, dtype, False, 0, by_host, 1, encoder, given)
-        for i, shape in enumerate(SHAPES)
+        BucketEntry(f"v{i}", shape, dtype, False, bucket, by_host, 1, encoder, given)
+        for i, (shape, bucket) in enumerate(zip(SHAPES, buckets, strict=True))
     )
     return Buckets(BucketsSpec(entries), world, control, pool), pool, control
 
@@ -191,19 +197,28 @@ def specials(world: World, encoder: str, options: Options) -> dict[str, Any]:
     return found
 
 
-def started_early(world: World, encoder: str) -> tuple[int, int]:
-    """Messages that were started before and after the last gradient, without any wait."""
-    buckets, _, control = _buckets(world, encoder, {}, torch.float32)
-    control.begin(1, 0, 1)
+def started_early(world: World, encoder: str) -> list[int]:
+    """Messages that were started without any wait: by the last gradient of a bucket, and later by
+    one of another bucket, when the first message had come."""
+    buckets, _, control = _buckets(world, encoder, {}, torch.float32, buckets=(0, 1, 0, 1))
     gradients = [torch.ones(shape) for shape in SHAPES]
-    waited, before = world.traffic.waited, world.traffic.messages
-    _put(buckets, gradients[:-1])
-    first = world.traffic.messages - before
-    buckets.put(len(gradients) - 1, gradients[-1])
-    second = world.traffic.messages - before
-    assert world.traffic.waited == waited
-    buckets.wait()
-    return first, second
+    started = []
+    for number in range(2):
+        control.begin(1, number, 1)
+        before = world.traffic.messages
+        for index in (0, 1, 2):
+            buckets.put(index, gradients[index])
+        (full,) = buckets._full
+        started.append(world.traffic.messages - before)
+        deadline = time.monotonic() + 60
+        while not full.pending.has_arrived:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        buckets.put(3, gradients[3])
+        started.append(world.traffic.messages - before)
+        for index, gradient in enumerate(buckets.wait()):
+            torch.testing.assert_close(gradient, world.size * gradients[index])
+    return started
 
 
 def continued(world: World, encoder: str, options: Options) -> tuple[str, str, str]:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallax.runtime.comm import World, on_hosts, world_of
+from parallax.runtime.comm import GROUPS, World, on_hosts, world_of
+from parallax.runtime.encoded import LATER
 
 SIZE = 4
 HOSTS = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1))
@@ -42,9 +43,13 @@ def _serve(
     store = dist.TCPStore("127.0.0.1", port, None, False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     cpu = torch.device("cpu")
-    worlds: dict[Any, World] = {n: world_of(list(range(n)), cpu) for n in range(1, size + 1)}
+    # Groups that a run would open when it needs them: here not all workers are in all worlds.
+    groups = (*GROUPS, LATER)
+    worlds: dict[Any, World] = {
+        n: world_of(list(range(n)), cpu, groups=groups) for n in range(1, size + 1)
+    }
     for hosts in layouts:
-        worlds[hosts] = on_hosts(world_of(list(range(size)), cpu), hosts)
+        worlds[hosts] = on_hosts(world_of(list(range(size)), cpu, groups=groups), hosts)
     while True:
         try:
             order = pipe.recv()

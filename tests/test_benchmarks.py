@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks import models
+from benchmarks import encoders, models
 from benchmarks.pairing import Paired, run_paired
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
@@ -57,3 +57,16 @@ def test_a_disturbed_round_does_not_move_the_ratio() -> None:
     assert result.ratio("b", "a") == 2.0
     assert result.ratio("a", "a") == 1.0
     assert Paired({"a": [1.0, 1.0], "b": [2.0, 3.0]}).ratio_range("b", "a") == (2.0, 3.0)
+
+
+def test_encoders_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    encoders.main(["--megabytes", "1", "--workers", "2"])
+    lines = [line.split("│") for line in capsys.readouterr().out.splitlines() if "│" in line]
+    rows = {cells[1].strip(): [float(cell) for cell in cells[2:-1]] for cells in lines}
+    assert set(rows) == {"fp16", "bf16", "int8", "onebit", "topk", "powersgd"}
+    for size, encode, decode, step, saved, ratio in rows.values():
+        assert 0 < size <= 2.01
+        assert 0 < encode < step
+        assert 0 < decode < step
+        assert saved == pytest.approx((4 - size) * 8, abs=0.05)
+        assert ratio == pytest.approx(saved / step, rel=0.05)

@@ -36,6 +36,8 @@ TIMEOUT = timedelta(minutes=30)
 # More buffers than Gloo's threads hold at a time.
 GIVEN = 32
 TAKE_BACK_SECONDS = 1.0
+GROUPS = ("dense", "rows")
+"""Groups of all workers: what is in different ones may travel at once."""
 
 
 @dataclass
@@ -106,6 +108,13 @@ class Pending:
             self._finish(work)
         finally:
             self._world.traffic.wait(time.perf_counter() - started)
+
+    @property
+    def has_arrived(self) -> bool:
+        """Whether :meth:`wait` would return at once, as far as the processor knows."""
+        if self._work is None:
+            return True
+        return self._world.device.type == "cpu" and bool(self._work.is_completed())
 
     def _finish(self, work: Any) -> None:
         if self._world.device.type == "cuda":
@@ -216,6 +225,20 @@ class World:
     def group(self, name: str) -> Group:
         """The workers of this host ("host"), those with the same place on each ("rail"), ..."""
         return self._groups[name]
+
+    def open_group(self, name: str) -> None:
+        """Make another group of all workers, for messages that go beside those of others.
+
+        All workers of the default process group must call this at once; a group that is there
+        already stays.
+        """
+        if name in self._groups:
+            return
+        everyone = self._groups["rows"]
+        ranks = dist.get_process_group_ranks(everyone.handle)
+        handle = dist.new_group(ranks, timeout=TIMEOUT)
+        keep_undestroyed(handle)
+        self._groups[name] = Group(handle, everyone.ranks, everyone.place)
 
     # -- Collectives ----------------------------------------------------------------------
 
@@ -452,7 +475,12 @@ def _host_name() -> str:
 
 
 def world_of(
-    ranks: list[int], device: torch.device, generation: int = 0, *, alone: bool = False
+    ranks: list[int],
+    device: torch.device,
+    generation: int = 0,
+    *,
+    alone: bool = False,
+    groups: Sequence[str] = GROUPS,
 ) -> World:
     """The world of some workers of the default process group.
 
@@ -461,7 +489,7 @@ def world_of(
     rank, size = dist.get_rank(), len(ranks)
     handles = {
         name: dist.new_group(ranks, timeout=TIMEOUT, use_local_synchronization=alone)
-        for name in ("dense", "rows")
+        for name in groups
     }
     for handle in handles.values():
         keep_undestroyed(handle)
@@ -472,8 +500,8 @@ def world_of(
     prefix = f"parallax/{generation}/{_instance(name)}/{name}"
     store = dist.distributed_c10d.PrefixStore(prefix, base)
     place = ranks.index(rank)
-    groups = {name: Group(handle, tuple(range(size)), place) for name, handle in handles.items()}
-    return World(place, size, device, store, groups)
+    made = {name: Group(handle, tuple(range(size)), place) for name, handle in handles.items()}
+    return World(place, size, device, store, made)
 
 
 def on_hosts(world: World, hosts: Sequence[int]) -> World:

@@ -70,6 +70,8 @@ class Buckets:
         self.control = control
         self._buckets: list[_Bucket] = []
         self._encoded: list[EncodedBucket] = []
+        self._full: list[EncodedBucket] = []
+        """Encoded buckets under way, in the order in which they were full."""
         self._encoded_places: dict[int, tuple[EncodedBucket, int]] = {}
         """By gradient that is in one, the encoded bucket and its number there."""
         self._places: list[list[tuple[_Bucket, Places]]] = []
@@ -184,11 +186,13 @@ class Buckets:
                 f"The gradient of {self.spec.entries[index].name!r} mixes sparse and dense parts.",
                 hint="use sparse=False for this embedding.",
             )
+        self._advance_early()
         axis = self.spec.entries[index].axis
         flat = (gradient.movedim(axis, 0) if axis else gradient).reshape(-1)
         if index in self._encoded_places:
             encoded, number = self._encoded_places[index]
-            encoded.put(number, flat)
+            if encoded.put(number, flat):
+                self._full.append(encoded)
             return
         bucket, places = self._places[index][piece]
         if bucket.filled == 0 and bucket.has_words:
@@ -205,6 +209,12 @@ class Buckets:
         bucket.filled += 1
         if bucket.filled == len(bucket.entries):
             self._start(bucket)
+
+    def _advance_early(self) -> None:
+        """Go on with encoded buckets that need not be waited for, one after the other."""
+        for encoded in self._full:
+            if not encoded.advance_early():
+                return
 
     def _control_words(self, bucket: _Bucket) -> None:
         """Write them to the end of every segment."""
@@ -267,9 +277,11 @@ class Buckets:
             bucket.pending = None
             if bucket.by_host:
                 self._finish_by_host(bucket)
-        for _ in range(max((encoded.messages for encoded in self._encoded), default=1) - 1):
-            for encoded in self._encoded:
-                encoded.advance()
+        # In the order in which they were full, as early ones.
+        for message in range(1, max((e.messages for e in self._full), default=1)):
+            for encoded in self._full:
+                encoded.advance(message)
+        self._full.clear()
         for encoded in self._encoded:
             encoded.finish()
         for bucket in self._buckets:

@@ -14,6 +14,9 @@ from parallax.runtime.control import StepControl
 from parallax.strategy.encoders import Encoder
 
 PURPOSE = "dense: sum"
+LATER = "dense later"
+"""The group of messages that follow the first: they start when these have arrived, which is not at
+the same time on all workers, and the order within a group must be."""
 
 
 class EncodedBucket(ABC):
@@ -28,6 +31,8 @@ class EncodedBucket(ABC):
     """Where gradients that are encoded are put, one after the other."""
     messages: int
     """How many follow one another in a step, each when the one before it has arrived."""
+    early = True
+    """The second message may start before gradients are awaited: it has a group of its own."""
 
     def __init__(
         self, entries: Sequence[BucketEntry], encoder: Encoder, world: World, control: StepControl
@@ -41,6 +46,7 @@ class EncodedBucket(ABC):
         self.entries = tuple(entries)
         self.world = world
         self.control = control
+        world.open_group(LATER)
         # Half types are summed in float32's precision.
         dtype = entries[0].dtype
         self.dtype = torch.float32 if dtype.itemsize < 4 else dtype
@@ -78,8 +84,8 @@ class EncodedBucket(ABC):
 
     # -- A step -----------------------------------------------------------------------------
 
-    def put(self, number: int, gradient: torch.Tensor) -> None:
-        """Take one gradient, flat; with the last the first message leaves."""
+    def put(self, number: int, gradient: torch.Tensor) -> bool:
+        """Take one gradient, flat; with the last the first message leaves. Whether it did."""
         first, count = self._places[number], self._counts[number]
         encoded = self._encoded[number]
         target = self.values if encoded else self.plain
@@ -96,13 +102,24 @@ class EncodedBucket(ABC):
         if self.filled == len(self.entries):
             self.filled = self._started = 0
             self._start(0)
+            return True
+        return False
 
-    def advance(self) -> None:
-        """Wait for a message and start the next one, if one follows."""
-        if self._started < self.messages - 1:
+    def advance(self, number: int) -> None:
+        """Start a message, unless that is done, when the one before it has arrived."""
+        if number < self.messages and self._started < number:
             self._wait()
             self._started += 1
             self._start(self._started)
+
+    def advance_early(self) -> bool:
+        """Start the second message if nothing has to be waited for; whether it is started."""
+        if self._started or self.messages == 1:
+            return True
+        if not self.early or self.pending is None or not self.pending.has_arrived:
+            return False
+        self.advance(1)
+        return True
 
     @abstractmethod
     def _start(self, number: int) -> None:

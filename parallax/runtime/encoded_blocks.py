@@ -120,6 +120,7 @@ class BlockSum:
         dtype: torch.dtype,
         world: World,
         group: str,
+        later: str,
     ) -> None:
         """
         Args:
@@ -128,13 +129,13 @@ class BlockSum:
             plain: numbers that are not encoded, which are dealt out to be summed as well.
             words: numbers that all workers sum for themselves.
             dtype: of the numbers, and of sums.
-            world, group: the workers.
+            world, group, later: the workers, and their group for the sums.
         """
         self.encoder = encoder
         self.world = world
         self._dtype = dtype
         self._words = words
-        self._name = group
+        self._groups = group, later
         among = world.group(group)
         self.workers, self.place = len(among.ranks), among.place
         self.bounds, self._plain = cut(blocks, self.workers), cut(plain, self.workers)
@@ -183,7 +184,7 @@ class BlockSum:
             encode(self.encoder, self.share(self.values, worker), fields)
         received = [self._own] * self.workers
         return self.world.all_to_all(
-            self._received, self._sent, received, self._sent_sizes, PURPOSE, self._name
+            self._received, self._sent, received, self._sent_sizes, PURPOSE, self._groups[0]
         )
 
     def forward(self) -> Pending:
@@ -203,7 +204,7 @@ class BlockSum:
         self._sums.view(self.workers, own)[1:].copy_(self._sums[:own])
         sent = [own] * self.workers
         return self.world.all_to_all(
-            self._gathered, self._sums, self._summed_sizes, sent, PURPOSE, self._name
+            self._gathered, self._sums, self._summed_sizes, sent, PURPOSE, self._groups[1]
         )
 
     def words(self) -> torch.Tensor:

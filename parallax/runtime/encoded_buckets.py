@@ -10,7 +10,7 @@ import torch
 from parallax.ops.resources import BucketEntry
 from parallax.runtime.comm import World
 from parallax.runtime.control import FLOATS, StepControl
-from parallax.runtime.encoded import PURPOSE, EncodedBucket
+from parallax.runtime.encoded import LATER, PURPOSE, EncodedBucket
 from parallax.runtime.encoded_blocks import BlockSum, cut
 from parallax.strategy.encoders import BlockEncoder
 
@@ -19,8 +19,8 @@ class BlockBucket(EncodedBucket):
     """A bucket that is summed block by block, by all workers alike."""
 
     messages = 2
-    group = "dense"
-    """The workers that sum a part of the bucket."""
+    groups = ("dense", LATER)
+    """Of the workers that sum a part of the bucket: for gradients, and for sums."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class BlockBucket(EncodedBucket):
         """Bounds of the parts: of all blocks, and of the numbers that are not encoded."""
         _, part = self._places_of_workers()[world.rank]
         blocks, numbers = (b[part + 1] - b[part] for b in (self.blocks, self.numbers))
-        self.sum = BlockSum(encoder, blocks, numbers, FLOATS, self.dtype, world, self.group)
+        self.sum = BlockSum(encoder, blocks, numbers, FLOATS, self.dtype, world, *self.groups)
         self.values = self.sum.values
         self._unused = self._room_left(self._part(part))
         self._unused_share = self._room_left(self._share(self.sum.place, part))
@@ -173,7 +173,8 @@ class HostBucket(BlockBucket):
     """
 
     messages = 4
-    group = "rail dense"
+    groups = ("rail dense", "rail dense")
+    early = False
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import torch
 from parallax.ops.resources import BucketEntry
 from parallax.runtime.comm import World
 from parallax.runtime.control import FLOATS, StepControl
-from parallax.runtime.encoded import PURPOSE, EncodedBucket, keep
+from parallax.runtime.encoded import LATER, PURPOSE, EncodedBucket, keep
 from parallax.strategy.encoders import SumEncoder
 
 
@@ -66,7 +66,8 @@ class SumBucket(EncodedBucket):
             out.copy_(coder.values(gradient, summed).reshape(-1))
         if number == self.messages - 1:
             self._own.copy_(self._numbers(number))
-        self.pending = self.world.all_reduce(self._buffers[number], PURPOSE)
+        group = LATER if number else "dense"
+        self.pending = self.world.all_reduce(self._buffers[number], PURPOSE, group)
 
     def words(self) -> torch.Tensor:
         """See :meth:`EncodedBucket.words`."""
