@@ -11,7 +11,8 @@ from pool import Pool
 
 from parallax.strategy.layout import RowLayout
 
-CASES = [("dense", "momentum", "clip_norm"), ("sparse", "adam", "average")]
+CASES = {2: [("dense", "momentum", "clip_norm")], 3: [("sparse", "adam", "clip_norm")]}
+"""By number of workers; test_synchronizers_long.py has more."""
 BLOCKS: dict[str, Any] = {"partition": "block", "owners": "all"}
 WAYS: dict[str, dict[str, Any]] = {
     "owner by columns": {"synchronizer": "owner", **BLOCKS, "axis": 1},
@@ -32,10 +33,10 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", CASES)
 @pytest.mark.parametrize("way", WAYS)
 def test_any_cut_gives_the_numbers_of_one_device(pool: Pool, way: str, size: int) -> None:
-    for found in pool.run(size, synchronizers.compare, WAYS[way], CASES):
+    for found in pool.run(size, synchronizers.compare, WAYS[way], CASES[size]):
         for case, (difference, chosen) in found.items():
             assert difference < 1e-10, case
             assert {"hidden.weight", "out.weight", "offset"} <= set(chosen), (case, chosen)
