@@ -82,6 +82,8 @@ class Compiler:
         if self._compiles and program not in self.compiled:
             regions = program.cut(lambda region: CompiledRegion(region, self._mode == "inductor"))
             self.compiled[program] = regions
+            if self._world.rank == 0:
+                logger.info("compiling %d regions of the step, once", len(regions))
             for region in regions:
                 region.compile_next()
 
