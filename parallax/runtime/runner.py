@@ -25,6 +25,7 @@ from parallax.rewrite.context import WorkerGraph
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import timeline
 from parallax.runtime.checkpoint import load_state, read_state
+from parallax.runtime.chief import strategy_of_chief
 from parallax.runtime.comm import World, digest
 from parallax.runtime.compiled import Compiler
 from parallax.runtime.control import StepControl, batch_weight
@@ -56,7 +57,6 @@ from parallax.strategy.timeline import Item, Speed, StepTime, predict
 from parallax.strategy.verify import verify
 
 MAX_PROGRAMS = 32
-_FAILED = "failed: "
 
 logger = logging.getLogger("parallax")
 
@@ -305,7 +305,9 @@ class Runner:
         """The strategy: made once, by the chief, for all; checked against every new graph."""
         if self._strategy is None:
             variables = list(analysis.variables.values())
-            strategy = self._partitioned(self._of_chief(lambda: self._choose(analysis)))
+            strategy = self._partitioned(
+                strategy_of_chief(self._world, lambda: self._choose(analysis))
+            )
             two_levels = self._network is not None and self._network.host is not None
             try:
                 device = self._world.device.type
@@ -346,27 +348,6 @@ class Runner:
             analysis, self._state.leaves, aliases(self._objects), self._network, self._speed
         )
         return choose_strategy(analysis, cluster, forecast.step)
-
-    def _of_chief(self, make: Callable[[], Strategy]) -> Strategy:
-        """What worker 0 makes, read from its JSON by all.
-
-        Raises:
-            StrategyError: worker 0 failed to, for a reason that it raises itself.
-        """
-        made, failed = "", None
-        if self.worker_id == 0:
-            try:
-                made = make().to_json().decode()
-            except Exception as error:
-                made, failed = f"{_FAILED}{type(error).__name__}: {error}", error
-        text = self._world.texts("strategy", made)[0]
-        if failed is not None:
-            self._world.settle()
-            raise failed
-        if text.startswith(_FAILED):
-            self._world.settle()
-            raise StrategyError(f"Worker 0 could not make a strategy: {text[len(_FAILED) :]}")
-        return Strategy.from_json(text)
 
     def _check_still_fits(self, analysis: Analysis) -> None:
         assert self._strategy is not None
