@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: quickstart test test-long lint types format clean
+.PHONY: quickstart test test-long test-all lint types format clean
 
 $(VENV)/.ready: pyproject.toml constraints-cpu.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,10 +16,13 @@ quickstart: $(VENV)/.ready  ## train the language model on two local workers
 	$(BIN)/python -m examples.lm.train --quickstart
 
 test: $(VENV)/.ready  ## the whole suite but the long checks
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -m "not long and not exhaustive"
 
 test-long: $(VENV)/.ready  ## the checks of several minutes each
 	$(BIN)/python -m pytest -m long
+
+test-all: $(VENV)/.ready  ## everything, for hours
+	$(BIN)/python -m pytest
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

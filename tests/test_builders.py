@@ -45,10 +45,21 @@ def test_every_builder_equals_one_device(pool: Pool, size: int) -> None:
         assert [one for one in found if not one["difference"] < 1e-10] == []
 
 
-@pytest.mark.long
+# The long checks have each builder at one size, the exhaustive ones at all.
+SIZES = (1, 2, 3, 4)
+CELLS = [
+    pytest.param(
+        name,
+        size,
+        marks=pytest.mark.long if SIZES[place % 4] == size else pytest.mark.exhaustive,
+    )
+    for place, name in enumerate(BUILDERS)
+    for size in SIZES
+]
+
+
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize(("name", "size"), CELLS)
 def test_every_builder_with_every_optimizer(pool: Pool, name: str, size: int) -> None:
     # Each optimizer once; the model and what is between take turns.
     by_optimizer: dict[tuple[bool, str], list[builders.Case]] = {}

@@ -29,10 +29,20 @@ CASES = [
 ]
 
 
-@pytest.mark.long
+# The long checks have each way at one size, the exhaustive ones at all.
+CELLS = [
+    pytest.param(
+        way,
+        size,
+        marks=pytest.mark.long if size == 3 + place % 2 else pytest.mark.exhaustive,
+    )
+    for place, way in enumerate(WAYS)
+    for size in (1, 2, 3, 4)
+]
+
+
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "size"), CELLS)
 def test_every_synchronizer_gives_the_numbers_of_one_device(
     pool: Pool, way: str, size: int
 ) -> None:
