@@ -18,8 +18,8 @@ from parallax.rewrite.region_graphs import Region
 from parallax.runtime.comm import World
 from parallax.runtime.program import Program
 
-WORTH_SECONDS = 60.0
-"""Seconds of computing after which compiling, which takes about as long, is likely to pay."""
+WORTH_SECONDS = 120.0
+"""Seconds of computing after which compiling, which takes up to as long, is likely to pay."""
 FIRST_LOOK = 64
 """Steps after which workers first look whether it does, and again whenever they are doubled."""
 TRIALS = 5
