@@ -64,15 +64,15 @@ def raised(case: Callable[[], Any], kind: type[ParallaxError], *fragments: str) 
 
 
 @contextmanager
-def warnings_of_parallax() -> Iterator[list[str]]:
-    """What the package's logger says meanwhile."""
+def warnings_of_parallax(least: int = logging.WARNING) -> Iterator[list[str]]:
+    """What the package's logger says meanwhile, at this level or above."""
     found: list[str] = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             found.append(record.getMessage())
 
-    logger, handler = logging.getLogger("parallax"), Keep()
+    logger, handler = logging.getLogger("parallax"), Keep(least)
     level = logger.level
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)

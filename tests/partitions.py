@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import equality
@@ -32,7 +33,7 @@ def train(world: World, least: int, search: bool, steps: int) -> dict[str, Any]:
     config = Config(workers=1, seed=equality.SEED, search_partitions=search)
     runner = Runner(mine.step, discover(mine.step), config, world)
     owners = []
-    with warnings_of_parallax() as said:
+    with warnings_of_parallax(logging.INFO) as said:
         for batch in data:
             first = world.rank * equality.LOCAL_BATCH
             runner.run(*(item[first : first + equality.LOCAL_BATCH] for item in batch))

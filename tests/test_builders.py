@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -222,7 +223,7 @@ def test_auto_gives_up_messages_that_are_not_worth_their_latency() -> None:
 def test_auto_prefers_a_whole_step_that_is_predicted_faster() -> None:
     variables = [replace(TABLE, sparsity=0.01), dense("w", 1000, 100)]
     slow, fast = StepTime(2.0, 1.0, 1.0), StepTime(1.5, 1.0, 1.0)
-    with warnings_of_parallax() as said:
+    with warnings_of_parallax(logging.INFO) as said:
         found = auto(variables, lambda s: fast if s.variables["w"].owners else slow)
     assert found.variables["w"].synchronizer == "owner"
     close = StepTime(1.95, 1.0, 1.0)

@@ -43,7 +43,13 @@ DIFFERENT: dict[str, tuple[str, tuple[str, ...]]] = {
     "frozen": ("DisagreementError", ("worker 1 has frozen parameter 1.bias",)),
     "rate": ("DisagreementError", ("optimizer.group0.lr = 0.2", "optimizer.group0.lr = 0.1")),
     "optimizer": ("DisagreementError", ("Workers differ in models: worker 1 has",)),
-    "average": ("DisagreementError", ("synchronise", "the same Config")),
+    "average": (
+        "DisagreementError",
+        (
+            "differ in settings: worker 1 has average_dense=False, worker 0 has average_dense=True",
+            "the same Config",
+        ),
+    ),
     "sizes": (
         "DisagreementError",
         ("differ in data sizes: worker 1 has a list of 10 items", "the same dataset"),

@@ -42,6 +42,7 @@ from parallax.runtime.speed import measure_speed
 from parallax.runtime.start import (
     agree_on,
     agree_on_batch,
+    describe_settings,
     describe_state,
     measure_access,
     take_values_of_chief,
@@ -274,6 +275,12 @@ class Runner:
             "models",
             describe_state(self._state.leaves),
             "build the same model and optimizer with the same settings on every worker.",
+        )
+        agree_on(
+            world,
+            "settings",
+            describe_settings(self._config),
+            "start every worker with the same Config.",
         )
         agree_on(
             world,

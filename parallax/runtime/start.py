@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import torch
 
+from parallax.config import Config
 from parallax.errors import BatchError, DisagreementError
 from parallax.graph.access import measure
 from parallax.graph.state import Leaf
@@ -134,6 +135,16 @@ def describe_code(step: Callable[..., Any]) -> list[str]:
             text = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
             lines.append(f"file {path.name} with hash {text}")
     return lines
+
+
+def describe_settings(config: Config) -> list[str]:
+    """A line for each setting that workers must have alike; what makes strategies by its kind."""
+    strategy = config.strategy
+    if not (strategy is None or isinstance(strategy, str | Path)):
+        strategy = type(strategy).__name__
+    names = ("average_dense", "average_sparse", "search_partitions", "compile")
+    lines = [f"{name}={getattr(config, name)!r}" for name in names]
+    return [f"run_option={config.run_option!r}", f"strategy={str(strategy)!r}", *lines]
 
 
 def describe_state(leaves: Mapping[str, Leaf]) -> list[str]:
