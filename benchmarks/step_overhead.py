@@ -1,11 +1,14 @@
 """One worker's captured step beside the eager one, paired in one run.
 
     python -m benchmarks.step_overhead
+    python -m benchmarks.step_overhead --system replayed --system compiled --system torch.compile
 
-Two equal copies of each model take turns, one run by parallax (one worker) and one by plain
-PyTorch. The price of the beginning is measured as well: get_runner and the first three runs, less
-three steady steps, are capture, analysis and rewriting (a second time for an optimizer that makes
-its slots in its first step).
+Equal copies of each model take turns: the eager step, and the step as parallax captures it,
+replayed or compiled by Inductor; or the step of a model that ``torch.compile`` compiled, whose
+optimizer stays eager. The price of the beginning is measured as well: the first runs, less as many
+steady steps, are capture, analysis, rewriting (a second time for an optimizer that makes its slots
+in its first step) and compiling. With an empty ``TORCHINDUCTOR_CACHE_DIR`` that is a first
+compilation, else compiled code is read from there.
 """
 
 from __future__ import annotations
@@ -21,11 +24,17 @@ from rich.console import Console
 from rich.table import Table
 
 import parallax
-from benchmarks.models import Workload, lm, mlp, resnet18
+from benchmarks.models import Workload, gpt, lm, mlp, resnet18
 from benchmarks.pairing import run_paired
 
-CASES: dict[str, Callable[[], Workload]] = {"lm": lm, "resnet18": resnet18, "mlp40": mlp}
-FIRST_RUNS = 3
+CASES: dict[str, Callable[[], Workload]] = {
+    "lm": lm,
+    "resnet18": resnet18,
+    "mlp40": mlp,
+    "gpt": gpt,
+}
+SYSTEMS = ("replayed", "compiled", "torch.compile")
+FIRST_RUNS = 4
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -36,6 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     add = parser.add_argument
     add("--case", choices=tuple(CASES), action="append", help="may be given repeatedly; all")
+    add("--system", choices=SYSTEMS, action="append", help="the same; replayed")
     add("--rounds", type=int, default=30, help="measured rounds, after two that are not")
     add("--steps", type=int, default=2, help="steps of a variant in its turn")
     add("--threads", type=int, default=1, help="torch's threads")
@@ -44,43 +54,64 @@ def main(arguments: list[str] | None = None) -> None:
     warnings.filterwarnings("ignore", message="LSTM with projections is not supported")
 
     table = Table(
-        title="Captured and eager step, one worker",
-        caption=f"{args.rounds} rounds of {args.steps} steps; torch {torch.__version__}, "
-        f"{args.threads} of {os.cpu_count()} cores",
+        title="A step of one worker",
+        caption=f"medians of {args.rounds} rounds of {args.steps} steps; torch "
+        f"{torch.__version__}, {args.threads} of {os.cpu_count()} cores",
         title_justify="left",
         caption_justify="left",
     )
-    table.add_column("model")
-    for heading in ("eager ms", "captured ms", "ratio", "quartiles", "begin s"):
+    for heading in ("model", "system"):
+        table.add_column(heading)
+    for heading in ("eager ms", "ms", "ratio", "quartiles", "begin s"):
         table.add_column(heading, justify="right")
     for name in args.case or CASES:
-        table.add_row(name, *_row(CASES[name], args.rounds, args.steps))
+        for row in _rows(CASES[name], args.system or SYSTEMS[:1], args.rounds, args.steps):
+            table.add_row(name, *row)
     Console().print(table)
 
 
-def _row(build: Callable[[], Workload], rounds: int, steps: int) -> list[str]:
-    torch.manual_seed(0)
-    eager = build()
-    torch.manual_seed(0)
-    captured = build()
-    batch = eager.batch()
-
-    begin = time.perf_counter()
-    runner = parallax.get_runner(captured.step, config=parallax.Config(workers=1, seed=0))
-    for _ in range(FIRST_RUNS):
-        runner.run(*batch)
-    first = time.perf_counter() - begin
-
-    variants = {"eager": lambda: eager.step(*batch), "captured": lambda: runner.run(*batch)}
+def _rows(
+    build: Callable[[], Workload], systems: list[str], rounds: int, steps: int
+) -> list[list[str]]:
+    variants: dict[str, Callable[[], object]] = {}
+    first: dict[str, float] = {}
+    for system in ("eager", *systems):
+        torch.manual_seed(0)
+        workload = build()
+        batch = workload.batch()
+        run = _runner(system, workload)
+        started = time.perf_counter()
+        for _ in range(FIRST_RUNS):
+            run(*batch)
+        first[system] = time.perf_counter() - started
+        variants[system] = lambda run=run, batch=batch: run(*batch)
     result = run_paired(variants, rounds=rounds, steps=steps, warmup=2)
-    low, high = result.ratio_range("captured", "eager")
-    return [
-        f"{result.median('eager') * 1e3:.2f}",
-        f"{result.median('captured') * 1e3:.2f}",
-        f"{result.ratio('captured', 'eager'):.3f}",
-        f"{low:.3f} - {high:.3f}",
-        f"{first - FIRST_RUNS * result.median('captured'):.2f}",
-    ]
+    rows = []
+    for system in systems:
+        low, high = result.ratio_range(system, "eager")
+        rows.append(
+            [
+                system,
+                f"{result.median('eager') * 1e3:.2f}",
+                f"{result.median(system) * 1e3:.2f}",
+                f"{result.ratio(system, 'eager'):.3f}",
+                f"{low:.3f} - {high:.3f}",
+                f"{first[system] - FIRST_RUNS * result.median(system):.2f}",
+            ]
+        )
+    return rows
+
+
+def _runner(system: str, workload: Workload) -> Callable[..., object]:
+    if system == "eager":
+        return workload.step
+    if system == "torch.compile":
+        workload.model.compile()
+        return workload.step
+    config = parallax.Config(
+        workers=1, seed=0, compile="inductor" if system == "compiled" else "none"
+    )
+    return parallax.get_runner(workload.step, config=config).run
 
 
 if __name__ == "__main__":

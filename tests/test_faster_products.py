@@ -104,6 +104,17 @@ def test_a_large_product_is_timed_by_a_likeness() -> None:
 
 
 @needs_onednn
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_shape_is_timed_in_float32_whatever_the_default_type(bias: bool) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert products.onednn_is_faster(Product(2, 3, 5, True, False, bias)) in (True, False)
+    finally:
+        torch.set_default_dtype(before)
+
+
+@needs_onednn
 def test_a_shape_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([1.0, 2.0])
     monkeypatch.setattr(products, "_best", lambda compute: next(times))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -103,7 +104,15 @@ def test_a_graph_has_the_messages_of_its_strategy(option: str, kinds: list[str])
     assert time.waiting == pytest.approx(time.step - time.computation)
 
 
-def test_the_speed_of_this_machine_is_sane(pool: Pool) -> None:
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def default_dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(before)
+
+
+def test_the_speed_of_this_machine_is_sane(pool: Pool, default_dtype: torch.dtype) -> None:
     speed = measure_speed(single(torch.device("cpu")))
     assert 1e8 < speed.operations < 1e14
     assert 1e7 < speed.bytes < 1e13

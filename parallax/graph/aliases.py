@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from torch.fx import Node
 
-from parallax.graph.cleanup import is_view
-from parallax.graph.stages import is_write
+from parallax.graph.operations import is_view, written_inputs
 
 
 def base_of(node: Node) -> Node:
@@ -22,7 +21,7 @@ def writes_to(base: Node) -> Iterator[Node]:
     aliases = [base]
     for alias in aliases:
         for user in alias.users:
-            if is_write(user) and user.args[0] is alias:
+            if alias in written_inputs(user):
                 yield user
             if user.op == "call_function" and is_view(user):
                 aliases.append(user)

@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 from torch.fx.graph import CodeGen
 
+from parallax.graph.operations import is_random, is_view
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -83,14 +84,6 @@ def _drop_copies_before_marks(graph: torch.fx.Graph) -> None:
             graph.erase_node(copy)
 
 
-def is_view(node: Node) -> bool:
-    """Whether the result of a node may share memory with its input."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return True
-    return any(result.alias_info is not None for result in schema.returns)
-
-
 def is_effect(node: Node) -> bool:
     """Whether a node must run although nobody uses its value."""
     if node.op in ("placeholder", "output"):
@@ -101,9 +94,7 @@ def is_effect(node: Node) -> bool:
     if getattr(target, "parallax_effect", False):
         return True
     schema = getattr(target, "_schema", None)
-    if schema is not None and (
-        schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags  # type: ignore[union-attr]
-    ):
+    if is_random(node) or (schema is not None and schema.is_mutable):
         return True
     return "batch_norm" in str(target) and "backward" not in str(target)
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from parallax.errors import DataDependentError
+from parallax.graph.operations import is_random
 from parallax.graph.torch_internals import (
     GuardOnDataDependentSymNode,
     ShapeEnv,
@@ -182,7 +183,7 @@ def slice_program(
                 return None
             # A counter is counted in place: its earlier writes belong to the slice.
             queue += [u for u in node.users if _writes(u, node) and _precedes(u, nodes, order)]
-        elif node.op not in ("call_function", "get_attr") or _is_random(node):
+        elif node.op not in ("call_function", "get_attr") or is_random(node):
             return None
         queue += node.all_input_nodes
     graph = torch.fx.Graph()
@@ -207,11 +208,6 @@ def _precedes(
     user: torch.fx.Node, nodes: tuple[torch.fx.Node, ...], order: dict[torch.fx.Node, int]
 ) -> bool:
     return order[user] < max(order[node] for node in nodes)
-
-
-def _is_random(node: torch.fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
 
 
 @contextlib.contextmanager

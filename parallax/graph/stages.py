@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from parallax.graph.layout import Component
 from parallax.graph.lookups import Lookup
+from parallax.graph.operations import is_write
 from parallax.graph.step_graph import StepGraph
 
 Stage = tuple[int, int]
@@ -45,9 +46,3 @@ def stages(
 def _writes(component: Component) -> set[Node]:
     """In-place operations on a variable of the component."""
     return {node for node in component.members if is_write(node)}
-
-
-def is_write(node: Node) -> bool:
-    """Whether a node changes one of its arguments in place."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and schema.is_mutable

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from parallax.ops.resources import OwnSpec, effect
+from parallax.ops.resources import MessageSpec, effect
 
 COUNTS, WORDS = -1, -2
 """Messages besides those of factors: how many rows follow, with the control words; and these
@@ -40,7 +40,7 @@ class FactorEntry:
 
 
 @dataclass(frozen=True)
-class FactorsSpec(OwnSpec):
+class FactorsSpec(MessageSpec):
     """Gradients of one phase that travel as factors, ordered by message.
 
     ``alone``: nothing else of the phase carries the control words at its end.

@@ -8,6 +8,7 @@ of each.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
@@ -202,8 +203,8 @@ class RowIdsSpec:
 
 
 @dataclass(frozen=True)
-class OwnSpec:
-    """What a synchroniser of its own asks of the runtime; subclasses add what they need to know.
+class MessageSpec:
+    """An object whose numbered messages :func:`start` and :func:`finish` exchange.
 
     Args:
         names: the variables that it is for.
@@ -219,6 +220,12 @@ class OwnSpec:
         it (``MessageKind``), and the variables that are in it."""
         return "owned", self.names
 
+
+@dataclass(frozen=True)
+class OwnSpec(MessageSpec, ABC):
+    """What a synchroniser of its own asks of the runtime; subclasses add what they need to know."""
+
+    @abstractmethod
     def make(self, world: Any, control: Any) -> Any:
         """The runtime object: with ``start(number, *args)`` and ``finish(number, *args)``, which
         the graph calls.
@@ -227,10 +234,9 @@ class OwnSpec:
             world: this worker and the others (:class:`parallax.runtime.comm.World`).
             control: the step's control words (:class:`parallax.runtime.control.StepControl`).
         """
-        raise NotImplementedError
 
 
-ResourceSpec = RowsSpec | BagsSpec | BucketsSpec | PullSpec | CombineSpec | RowIdsSpec | OwnSpec
+ResourceSpec = RowsSpec | BagsSpec | BucketsSpec | PullSpec | CombineSpec | RowIdsSpec | MessageSpec
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -256,7 +262,7 @@ def fixed_sizes(function: Function) -> Function:
 
 @starts
 def start(resource: Any, number: int, *args: Any) -> Any:
-    """Start a message of the runtime object of an :class:`OwnSpec`."""
+    """Start a message of the runtime object of a :class:`MessageSpec`."""
     return resource.start(number, *args)
 
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from parallax.ops.resources import OwnSpec
+from parallax.ops.resources import MessageSpec
 
 
 @dataclass(frozen=True)
-class GatherSpec(OwnSpec):
+class GatherSpec(MessageSpec):
     """Variables of which every worker has some rows, and which are read whole.
 
     Args:

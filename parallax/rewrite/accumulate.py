@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.cleanup import is_view
+from parallax.graph.operations import is_view, is_write
 from parallax.graph.products import is_written_after
-from parallax.graph.stages import is_write
 from parallax.rewrite.context import Rewriting
 
 aten: Any = torch.ops.aten

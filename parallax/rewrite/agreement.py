@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from parallax.errors import SourceLine, UnsupportedError, VariableError
-from parallax.graph.stages import is_write
+from parallax.graph.operations import is_random, is_write
 from parallax.graph.state import Leaf
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.user_code import source_line
@@ -45,7 +45,7 @@ def check_agreement(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
             continue
         if node.target is marks.GRADIENT:
             continue
-        tainted = _is_random(node) or any(
+        tainted = is_random(node) or any(
             source in local or base.get(source) in local for source in node.all_input_nodes
         )
         if tainted:
@@ -118,10 +118,6 @@ def _follow_view(node: Node, base: dict[Node, Node]) -> None:
         return
     if any(result.alias_info is not None for result in schema.returns):
         base[node] = base.get(node.args[0], node.args[0])
-
-
-def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def _error(leaf: Leaf, node: Node) -> VariableError:

@@ -17,7 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from parallax.graph.layout import Component
-from parallax.graph.stages import is_write
+from parallax.graph.operations import is_write
 from parallax.ops.factors import update_by_product
 from parallax.ops.resources import update_in_blocks
 from parallax.rewrite.context import Rewriting

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.compute import computes_much
-from parallax.graph.stages import is_write
+from parallax.graph.operations import is_random, is_write
 from parallax.rewrite.context import Rewriting
 
 
@@ -42,7 +42,7 @@ def _must_stay(node: Node) -> bool:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
         return True
-    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+    return is_write(node) or is_random(node)
 
 
 def _changes_ids(node: Node) -> bool:

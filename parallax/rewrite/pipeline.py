@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.cleanup import is_view, remove_dead
-from parallax.graph.stages import is_write
+from parallax.graph.cleanup import remove_dead
+from parallax.graph.operations import is_view, is_write
 from parallax.graph.variables import Analysis
 from parallax.ops import marks
 from parallax.ops.resources import coalesce

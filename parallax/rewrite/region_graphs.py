@@ -11,10 +11,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
+from parallax.graph.operations import returned_input
 from parallax.ops.kernels import OPERATIONS
 from parallax.ops.resources import ResourceSpec
 from parallax.rewrite.tensor_numbers import as_number, is_number, tensor_form, to_tensor
-from parallax.rewrite.written import returned_input
 
 Kind = Literal["input", "computed", "replayed", "remade"]
 """What becomes of a node: it is an input, part of a region, replayed, or made anew in each place

@@ -20,13 +20,13 @@ import torch
 from torch.fx import GraphModule, Node
 
 from parallax.graph.aliases import base_of
-from parallax.graph.cleanup import is_effect, is_view
+from parallax.graph.cleanup import is_effect
+from parallax.graph.operations import is_random, is_view, returned_input, written_inputs
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.kernels import OPERATIONS
 from parallax.ops.resources import BucketsSpec, ResourceSpec, put_gradient
 from parallax.rewrite.region_graphs import Cutting, Kind, Region, build
 from parallax.rewrite.tensor_numbers import is_arithmetic, is_number, tensor_form
-from parallax.rewrite.written import returned_input, written_inputs
 
 aten: Any = torch.ops.aten
 
@@ -128,9 +128,7 @@ def _is_computable(node: Node) -> bool:
         return target in OPERATIONS
     if target.namespace != "aten" or target in _LIBRARY:
         return False
-    if torch.Tag.nondeterministic_seeded in target.tags or torch.Tag.dynamic_output_shape in (
-        target.tags
-    ):
+    if is_random(node) or torch.Tag.dynamic_output_shape in target.tags:
         return False
     return tensor_form(node) is not None
 
@@ -242,7 +240,7 @@ def _plan(cutting: Cutting) -> None:
         waiting.append(node)
         if buckets.have_room_after(node):
             continue
-        if not (getattr(node.target, "parallax_starts", False) or _is_random(node)):
+        if not (getattr(node.target, "parallax_starts", False) or is_random(node)):
             limit = cutting.order[node]
             _run(cutting, [other for other in cutting.needs if cutting.order[other] < limit])
         _run(cutting, waiting)
@@ -256,15 +254,7 @@ def _is_event(node: Node, kinds: dict[Node, Kind]) -> bool:
     """
     if kinds[node] != "replayed" or not is_effect(node):
         return False
-    return not written_inputs(node) or _is_random(node)
-
-
-def _is_random(node: Node) -> bool:
-    target = node.target
-    return (
-        isinstance(target, torch._ops.OpOverload)
-        and torch.Tag.nondeterministic_seeded in target.tags
-    )
+    return not written_inputs(node) or is_random(node)
 
 
 class _Buckets:

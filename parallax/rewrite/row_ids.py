@@ -5,7 +5,14 @@ from __future__ import annotations
 from torch.fx import Node
 
 from parallax.graph.lookups import WRAPPING, lookup_of
-from parallax.ops.resources import BagsSpec, BucketsSpec, OwnSpec, RowIdsSpec, RowsSpec, checked_ids
+from parallax.ops.resources import (
+    BagsSpec,
+    BucketsSpec,
+    MessageSpec,
+    RowIdsSpec,
+    RowsSpec,
+    checked_ids,
+)
 from parallax.rewrite.context import Rewriting
 
 _CARRIERS = (BagsSpec, BucketsSpec, RowsSpec)
@@ -37,7 +44,7 @@ def check_row_ids(work: Rewriting) -> None:
     if not readers:
         return
     shared = work.workers > 1 and any(
-        spec.carries_words if isinstance(spec, OwnSpec) else isinstance(spec, _CARRIERS)
+        spec.carries_words if isinstance(spec, MessageSpec) else isinstance(spec, _CARRIERS)
         for spec in work.result.resources
     )
     check = work.resource(RowIdsSpec(tuple(tables), shared), "row_ids")

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.cleanup import is_view
 from parallax.graph.compute import operations
+from parallax.graph.operations import is_view
 from parallax.graph.variables import Variable
 from parallax.ops import resources as ops
 from parallax.rewrite.context import WorkerGraph

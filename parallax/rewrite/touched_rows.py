@@ -23,7 +23,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.layout import Component, Reduction
-from parallax.graph.stages import is_write
+from parallax.graph.operations import is_write
 from parallax.ops.resources import spread_rows
 from parallax.rewrite.context import Rewriting
 

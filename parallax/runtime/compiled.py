@@ -61,23 +61,17 @@ class Compiler:
         self._mode = mode
         self._world = world
         self._steps = 0
-        self._began = 0.0
-        self._computed = 0.0
         self._compiles = mode == "inductor"
         self.compiled: WeakKeyDictionary[Program, list[CompiledRegion]] = WeakKeyDictionary()
 
-    def before(self) -> None:
-        """A program is about to run."""
-        self._began = time.perf_counter() - self._world.traffic.waited
-
-    def after(self, program: Program) -> None:
-        """It ran. All workers call this after every step."""
+    def after(self, program: Program, computed: float) -> None:
+        """A program ran, and ``computed`` seconds were spent computing so far. All workers call
+        this after every step."""
         if self._mode == "none":
             return
         self._steps += 1
-        self._computed += time.perf_counter() - self._world.traffic.waited - self._began
         if not self._compiles and self._steps >= FIRST_LOOK and _is_power_of_two(self._steps):
-            chiefs = self._world.texts("compile", str(self._computed))[0]
+            chiefs = self._world.texts("compile", str(computed))[0]
             self._compiles = float(chiefs) >= WORTH_SECONDS
         if self._compiles and program not in self.compiled:
             regions = program.cut(lambda region: CompiledRegion(region, self._mode == "inductor"))

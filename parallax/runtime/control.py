@@ -164,6 +164,15 @@ class StepControl:
     def is_empty(self) -> bool:
         return self.weight == 0
 
+    def put(self, gradient: torch.Tensor, out: torch.Tensor, average: bool) -> None:
+        """Write a local gradient as it enters the sum: weighted for a mean, zero for no rows."""
+        if self.is_empty:
+            out.zero_()
+        elif average:
+            torch.mul(gradient, self.scale, out=out)
+        else:
+            out.copy_(gradient)
+
     def _set_total(self, total: int) -> None:
         if total == 0:
             raise BatchError(

@@ -199,13 +199,7 @@ class Buckets:
             self._control_words(bucket)
         for offset, start, count in places:
             out = bucket.buffer[offset : offset + count]
-            part = flat[start : start + count]
-            if self.control.is_empty:
-                out.zero_()
-            elif bucket.average:
-                torch.mul(part, self.control.scale, out=out)
-            else:
-                out.copy_(part)
+            self.control.put(flat[start : start + count], out, bucket.average)
         bucket.filled += 1
         if bucket.filled == len(bucket.entries):
             self._start(bucket)

@@ -89,13 +89,7 @@ class EncodedBucket(ABC):
         first, count = self._places[number], self._counts[number]
         encoded = self._encoded[number]
         target = self.values if encoded else self.plain
-        out = target[first : first + count]
-        if self.control.is_empty:
-            out.zero_()
-        elif self.average:
-            torch.mul(gradient, self.control.scale, out=out)
-        else:
-            out.copy_(gradient)
+        self.control.put(gradient, target[first : first + count], self.average)
         if encoded:
             target[first + count : first + self._room(count)].zero_()
         self.filled += 1

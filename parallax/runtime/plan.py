@@ -75,6 +75,8 @@ class Pace:
     """
 
     times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=100))
+    computed: float = 0.0
+    """In all steps, that were not spent waiting."""
     _started: tuple[float, float] = (0.0, 0.0)
 
     def start(self, waited: float) -> None:
@@ -84,7 +86,9 @@ class Pace:
     def stop(self, waited: float) -> None:
         """It ended."""
         began, before = self._started
-        self.times.append((time.perf_counter() - began, waited - before))
+        step, waiting = time.perf_counter() - began, waited - before
+        self.times.append((step, waiting))
+        self.computed += step - waiting
 
     @property
     def step(self) -> float:

@@ -153,7 +153,7 @@ def onednn_is_faster(product: Product) -> bool:
     product = product.likeness()
     left = _matrix(product.rows, product.inner, product.left_turned)
     right = _matrix(product.inner, product.columns, product.right_turned)
-    bias = torch.zeros(product.columns) if product.bias else None
+    bias = _matrix(1, product.columns, False)[0] if product.bias else None
 
     def blas() -> torch.Tensor:
         return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
@@ -166,7 +166,9 @@ def onednn_is_faster(product: Product) -> bool:
 
 
 def _matrix(rows: int, columns: int, turned: bool) -> torch.Tensor:
-    return torch.ones(columns, rows).t() if turned else torch.ones(rows, columns)
+    shape = (columns, rows) if turned else (rows, columns)
+    made = torch.ones(shape, dtype=torch.float32)  # whatever the default type is
+    return made.t() if turned else made
 
 
 def _best(compute: Callable[[], object]) -> float:

@@ -154,14 +154,13 @@ class Runner:
         signature, flat = self._signatures.read(batch, named)
         program = self._program(signature, batch, named)
         self._control.begin(program.digest, self._steps, batch_weight(flat))
-        self._compiler.before()
         if self._profiler is not None:
             self._profiler.before()
         result = program.run(flat)
         if self._profiler is not None and self._profiler.after():
             logger.info(self._profiler.profile)
             self._profiler = None
-        self._compiler.after(program)
+        self._compiler.after(program, self._pace.computed)
         self._steps += 1
         if self._captures == captures:
             self._pace.stop(self._world.traffic.waited)

@@ -28,8 +28,10 @@ def measure_speed(world: World) -> Speed:
     to see how those of one machine crowd its processors. Random numbers are not drawn.
     """
     device = world.device
-    square = torch.ones(SIDE, SIDE, device=device)
-    line, tiny = torch.ones(ELEMENTS, device=device), torch.ones(1, device=device)
+    # The default type may be another, and is not what most models compute in.
+    square = torch.ones(SIDE, SIDE, dtype=torch.float32, device=device)
+    line = torch.ones(ELEMENTS, dtype=torch.float32, device=device)
+    tiny = torch.ones(1, dtype=torch.float32, device=device)
     node = _seconds(lambda: tiny + tiny, device)
     product = _seconds(lambda: square @ square, device)
     if device.type == "cpu" and has_onednn():

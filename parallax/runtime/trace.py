@@ -14,14 +14,14 @@ import torch
 
 from parallax.runtime.comm import World
 
-Kind = Literal["step", "waiting", "message"]
+Kind = Literal["step", "computing", "waiting", "message"]
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
     """Something that took a while.
 
     Args:
-        kind: a step, a time of waiting, or a message from its start to its end.
+        kind: a step, a time of computing or waiting in it, or a message from its start to its end.
         name: what a message is for.
         start, end: in seconds, of the clock that workers have set alike.
         bytes: of a message, that this worker sent.
@@ -210,7 +210,7 @@ def _computing(events: Sequence[Event]) -> list[Event]:
         at = step.start
         for start, end in [*(w for w in waits if step.start <= w[0] < step.end), (step.end, 0.0)]:
             if start > at:
-                result.append(Event("waiting", "computing", at, start))
+                result.append(Event("computing", "computing", at, start))
             at = end
     return result
 

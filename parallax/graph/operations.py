@@ -1,4 +1,4 @@
-"""What an operation of a graph changes in place."""
+"""What operations of a graph do to memory and to random numbers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,25 @@ import torch
 from torch.fx import Node
 
 aten: Any = torch.ops.aten
+
+
+def is_view(node: Node) -> bool:
+    """Whether the result of a node may share memory with its input."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return True
+    return any(result.alias_info is not None for result in schema.returns)
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_write(node: Node) -> bool:
+    """Whether a node changes one of its arguments in place."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and schema.is_mutable
 
 
 def written_inputs(node: Node) -> list[Node]:
