@@ -9,7 +9,9 @@ they are in one place.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 import torch
@@ -99,16 +101,42 @@ def is_row_by_row(target: Any) -> bool:
     return target in _ROW_BY_ROW or torch.Tag.pointwise in getattr(target, "tags", ())
 
 
-class _Follower:
-    def __init__(self, step: StepGraph, variable: str, slots: dict[str, str]) -> None:
+class Components:
+    """What moves together with each variable of a captured step.
+
+    Args:
+        step: a captured step.
+        slots: the variable that each slot belongs to, by leaf name.
+        gradients: the marks of each variable's gradients, by its name.
+    """
+
+    def __init__(
+        self, step: StepGraph, slots: Mapping[str, str], gradients: Mapping[str, Sequence[Node]]
+    ) -> None:
         self.step = step
+        self.slots = slots
+        self.gradients = gradients
         self.names = {
             node: item.name
             for item, node in zip(step.inputs, step.placeholders(), strict=True)
             if item.kind == "state"
         }
-        self.slots = slots
-        self.before_marks = _ancestors_of_marks(step)
+        self.slots_of: dict[str, list[Node]] = {}
+        for node, leaf in self.names.items():
+            if leaf in slots:
+                self.slots_of.setdefault(slots[leaf], []).append(node)
+        self.before_marks = _ancestors_of_marks(chain.from_iterable(gradients.values()))
+
+    def of(self, variable: str) -> Component:
+        """The component of a trainable variable."""
+        return _Follower(self, variable).run()
+
+
+class _Follower:
+    def __init__(self, all_: Components, variable: str) -> None:
+        self.all = all_
+        self.step = all_.step
+        self.names = all_.names
         self.component = Component()
         self.queue: list[Node] = []
         self.rows = 0
@@ -130,20 +158,16 @@ class _Follower:
         if node is not None:
             component.states[name] = None
             self.take(node)
-        for mark in self.step.graph.nodes:
-            if mark.target is marks.GRADIENT and mark.args[1] == name:
-                self.take(mark)
-        for placeholder, leaf in self.names.items():
-            if self.slots.get(leaf) == name and self.is_rows(placeholder):
-                component.states[leaf] = None
+        for mark in self.all.gradients.get(name, ()):
+            self.take(mark)
+        for placeholder in self.all.slots_of.get(name, ()):
+            if self.is_rows(placeholder):
+                component.states[self.names[placeholder]] = None
                 self.take(placeholder)
 
     def _shape_of(self, name: str, node: Node | None) -> torch.Size | None:
         if node is None:
-            found = [
-                m for m in self.step.graph.nodes if m.target is marks.GRADIENT and m.args[1] == name
-            ]
-            node = found[0] if found else None
+            node = next(iter(self.all.gradients.get(name, ())), None)
         if node is None:
             return None
         shape: torch.Size = node.meta["val"].shape
@@ -202,7 +226,7 @@ class _Follower:
             self._output(node, user)
         elif is_variable and lookup_of(user, node, ""):
             return
-        elif is_variable and user in self.before_marks:
+        elif is_variable and user in self.all.before_marks:
             component.whole_reads.append(user)
         elif user.target is marks.GRADIENT:
             self.fail("a value that follows from its gradient enters another gradient")
@@ -274,11 +298,8 @@ class _Follower:
     def _bring(self, node: Node) -> None:
         name = self.names.get(node)
         if name is not None:
-            leaf_variable = self.slots.get(name, name)
-            if any(
-                m.target is marks.GRADIENT and m.args[1] == leaf_variable
-                for m in self.step.graph.nodes
-            ):
+            leaf_variable = self.all.slots.get(name, name)
+            if leaf_variable in self.all.gradients:
                 self.add_variable(leaf_variable)
             self.component.states[name] = None
             self.take(node)
@@ -317,21 +338,10 @@ def _indices_of(node: Node) -> Node | None:
     return None
 
 
-def follow(step: StepGraph, variable: str, slots: dict[str, str]) -> Component:
-    """The component of ``variable``.
-
-    Args:
-        step: a captured step.
-        variable: a trainable variable's name.
-        slots: the variable that each slot belongs to, by leaf name.
-    """
-    return _Follower(step, variable, slots).run()
-
-
-def _ancestors_of_marks(step: StepGraph) -> set[Node]:
+def _ancestors_of_marks(gradients: Iterable[Node]) -> set[Node]:
     """Nodes of forward and backward passes: what some gradient is computed from."""
     found: set[Node] = set()
-    queue = [n.args[0] for n in step.graph.nodes if n.target is marks.GRADIENT]
+    queue = [mark.args[0] for mark in gradients]
     while queue:
         node = queue.pop()
         if not isinstance(node, Node) or node in found or node.target is marks.GRADIENT:

@@ -26,14 +26,16 @@ def stages(
     """Every lookup's stage by its node: (how deep its ids depend on lookups, writes before)."""
     by_node = {lookup.node: lookup for found in lookups.values() for lookup in found}
     depth: dict[Node, int] = {}
-    writes = {name: _writes(component) for name, component in components.items()}
+    writes: dict[Node, list[str]] = {}
+    for name, component in components.items():
+        for node in _writes(component):
+            writes.setdefault(node, []).append(name)
     written: dict[str, int] = {}
     result: dict[Node, Stage] = {}
     for node in step.graph.nodes:
         level = max((depth[source] for source in node.all_input_nodes), default=0)
-        for name, nodes in writes.items():
-            if node in nodes:
-                written[name] = written.get(name, 0) + 1
+        for name in writes.get(node, ()):
+            written[name] = written.get(name, 0) + 1
         lookup = by_node.get(node)
         if lookup is not None:
             level = depth[lookup.ids]

@@ -54,6 +54,22 @@ class HostCall:
     """(position among the flat arguments, index among the graph's outputs)."""
 
 
+class _Unwritten(torch.fx.GraphModule):
+    """A graph of which no Python code is written, which takes as long as to copy it."""
+
+    def recompile(self) -> Any:
+        return None
+
+
+@dataclass(frozen=True)
+class _Named:
+    """The placeholders of state leaves by name, of a graph with these inputs."""
+
+    graph: torch.fx.Graph
+    inputs: tuple[GraphInput, ...]
+    nodes: dict[str, torch.fx.Node]
+
+
 @dataclass
 class StepGraph:
     """One captured step. The graph is the one mutable thing; each pass owns it while it runs."""
@@ -71,30 +87,40 @@ class StepGraph:
     calls: tuple[HostCall, ...] = ()
     guards: tuple[ScalarGuard, ...] = ()
     notes: list[str] = field(default_factory=list)
+    _named: _Named | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def graph(self) -> torch.fx.Graph:
         return self.graph_module.graph
 
     def copy(self) -> StepGraph:
-        """The same step with a graph of its own, for a pass that uses it up."""
+        """The same step with a graph of its own, for passes that use it up; it cannot be run."""
         graph = torch.fx.Graph()
         graph.output(graph.graph_copy(self.graph, {}))
         last, original = (next(reversed(one.nodes)) for one in (graph, self.graph))
         last.meta.update(original.meta)
-        return replace(self, graph_module=torch.fx.GraphModule(self.graph_module, graph))
+        return replace(self, graph_module=_Unwritten(self.graph_module, graph))
 
     def placeholder(self, name: str) -> torch.fx.Node | None:
         """The placeholder of a state leaf, None if the step does not use it."""
-        nodes = self.placeholders()[-len(self.inputs) :]  # the runtime's objects come first
-        for item, node in zip(self.inputs, nodes, strict=True):
-            if item.kind in ("state", "number") and item.name == name:
-                return node
-        return None
+        known = self._named
+        if known is None or known.inputs is not self.inputs or known.graph is not self.graph:
+            known = self._named = self._name_placeholders()
+        return known.nodes.get(name)
 
     def placeholders(self) -> list[torch.fx.Node]:
         """All inputs of the graph."""
-        return [node for node in self.graph.nodes if node.op == "placeholder"]
+        return list(self.graph.find_nodes(op="placeholder"))
+
+    def _name_placeholders(self) -> _Named:
+        nodes = self.placeholders()
+        own = nodes[len(nodes) - len(self.inputs) :]  # the runtime's objects come first
+        named = {
+            item.name: node
+            for item, node in zip(self.inputs, own, strict=True)
+            if item.kind in ("state", "number")
+        }
+        return _Named(self.graph, self.inputs, named)
 
 
 class _Computed:

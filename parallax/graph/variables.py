@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -12,8 +13,9 @@ from torch.fx import Node
 
 from parallax.errors import UnsupportedError
 from parallax.graph.checks import max_norm_error
+from parallax.graph.compute import operations
 from parallax.graph.factors import products_of
-from parallax.graph.layout import Component, follow
+from parallax.graph.layout import Component, Components
 from parallax.graph.lookups import (
     Lookup,
     RowGradient,
@@ -105,6 +107,11 @@ class Analysis:
     gradients: dict[str, list[Node]]
     stages: dict[Node, Stage]
 
+    @functools.cached_property
+    def operations(self) -> dict[Node, int]:
+        """What nodes of the captured graph compute."""
+        return operations(self.step.graph)
+
     def row_gradients(self, name: str) -> list[RowGradient]:
         """How each gradient of a sparse variable is made of rows."""
         result = []
@@ -148,20 +155,24 @@ def analyze(
     parameters = [
         leaf for leaf in leaves.values() if leaf.kind == "parameter" and leaf.value.requires_grad
     ]
+    together = Components(step, slots, gradients)
+    slots_of: dict[str, list[str]] = {}
+    for slot, owner in slots.items():
+        slots_of.setdefault(owner, []).append(slot)
     for leaf in parameters:
         table = step.placeholder(leaf.name)
         users = [] if table is None else list(table.users)
         reads = [lookup_of(user, table, leaf.name) for user in users if table is not None]
         lookups[leaf.name] = [lookup for lookup in reads if lookup is not None]
         components[leaf.name] = (
-            follow(step, leaf.name, slots) if leaf.name in gradients else Component({leaf.name})
+            together.of(leaf.name) if leaf.name in gradients else Component({leaf.name})
         )
     when = stages(step, lookups, components)
     variables: dict[str, Variable] = {}
     for leaf in parameters:
         name = leaf.name
         component, found = components[name], lookups[name]
-        own = tuple(s for s, owner in slots.items() if owner == name)
+        own = tuple(slots_of.get(name, ()))
         found_products = [products_of(mark) for mark in gradients.get(name, [])]
         products = list(chain(*found_products)) if all(found_products) else []
         variable = Variable(

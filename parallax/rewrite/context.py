@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,18 +106,23 @@ class Rewriting:
         self.resource_nodes.append(node)
         return node
 
-    def shard_input(self, variable: str) -> Node:
-        """A new input: this worker's rows of a variable that is also held whole."""
-        placeholder = self.step.placeholder(variable)
-        assert placeholder is not None
-        with self.graph.inserting_after(placeholder):
-            node = self.graph.placeholder(f"shard_of_{placeholder.name}")
-        node.meta.update(placeholder.meta)
-        nodes = [n for n in self.step.placeholders() if n not in self.resource_nodes]
-        inputs = list(self.step.inputs)
-        inputs.insert(nodes.index(node), GraphInput("shard", variable))
-        self.step.inputs = tuple(inputs)
-        return node
+    def shard_inputs(self, variables: Iterable[str]) -> dict[str, Node]:
+        """New inputs: this worker's rows of variables that are also held whole."""
+        added: dict[str, Node] = {}
+        for variable in variables:
+            placeholder = self.step.placeholder(variable)
+            assert placeholder is not None
+            with self.graph.inserting_after(placeholder):
+                node = self.graph.placeholder(f"shard_of_{placeholder.name}")
+            node.meta.update(placeholder.meta)
+            added[variable] = node
+        names = {node: variable for variable, node in added.items()}
+        old = iter(self.step.inputs)
+        self.step.inputs = tuple(
+            GraphInput("shard", names[node]) if node in names else next(old)
+            for node in self.step.placeholders()[len(self.resource_nodes) :]
+        )
+        return added
 
     def call(self, function: Callable[..., Any], *args: Any) -> Node:
         """A call at the graph's insertion point."""
@@ -138,14 +143,14 @@ def find_phases(
     """
     wanted = set(marks)
     phases: list[Phase] = []
-    open_marks: list[Node] = []
+    open_marks: dict[Node, None] = {}
     for node in nodes:
         used = any(source in open_marks for source in node.all_input_nodes)
         if open_marks and (used or node in updates):
             phases.append(Phase(tuple(open_marks), node))
-            open_marks = []
+            open_marks = {}
         if node in wanted:
-            open_marks.append(node)
+            open_marks[node] = None
     return phases
 
 

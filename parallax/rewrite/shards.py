@@ -26,7 +26,14 @@ aten: Any = torch.ops.aten
 
 def place_on_shards(work: Rewriting) -> None:
     """Let members of each sharded variable's component work on the owner's rows."""
-    for name in work.names_where(lambda one: one.sharded):
+    names = work.names_where(lambda one: one.sharded)
+    viewed = [
+        name
+        for name in names
+        if facts(work.strategy.variables[name]).whole and work.step.placeholder(name) is not None
+    ]
+    shards = work.shard_inputs(viewed)
+    for name in names:
         component = work.analysis.components[name]
         layout = work.layout(name)
         whole = facts(work.strategy.variables[name]).whole
@@ -35,8 +42,8 @@ def place_on_shards(work: Rewriting) -> None:
                 work.result.sharded[leaf] = layout
         for node in component.sized:
             _resize(node, layout, layout.local_rows(work.worker))
-        if whole:
-            _use_view(work, name, component)
+        if name in shards:
+            _use_view(work, name, component, shards[name])
 
 
 def _resize(node: Node, layout: RowLayout, rows: int) -> None:
@@ -46,12 +53,10 @@ def _resize(node: Node, layout: RowLayout, rows: int) -> None:
     node.args = tuple(args)
 
 
-def _use_view(work: Rewriting, name: str, component: Component) -> None:
+def _use_view(work: Rewriting, name: str, component: Component, shard: Node) -> None:
     whole = work.step.placeholder(name)
-    if whole is None:
-        return
+    assert whole is not None
     work.result.views[name] = work.layout(name)
-    shard = work.shard_input(name)
     reductions = {reduction.node for reduction in component.reductions}
     for user in list(whole.users):
         if user in component.members or user in reductions:
@@ -64,13 +69,13 @@ def combine_reductions(work: Rewriting) -> None:
     for name in work.names_where(lambda one: one.sharded):
         for reduction in work.analysis.components[name].reductions:
             reductions[reduction.node] = reduction
-    waiting: list[Node] = []
+    waiting: dict[Node, Reduction] = {}
     for node in list(work.graph.nodes):
         if waiting and any(source in waiting for source in node.all_input_nodes):
-            _combine(work, [reductions[n] for n in waiting], node)
-            waiting = []
+            _combine(work, list(waiting.values()), node)
+            waiting = {}
         if node in reductions:
-            waiting.append(node)
+            waiting[node] = reductions[node]
 
 
 def _combine(work: Rewriting, reductions: list[Reduction], first_use: Node) -> None:
@@ -107,17 +112,18 @@ def _combine(work: Rewriting, reductions: list[Reduction], first_use: Node) -> N
 def pull_new_values(work: Rewriting) -> None:
     """After owners updated dense variables, bring all workers up to date before the next read."""
     owned = work.names_where(lambda one: one.sharded and one.whole)
-    names = [name for name in owned if work.step.placeholder(name) is not None]
-    stale: dict[str, Node] = {}
-    wholes = {name: work.step.placeholder(name) for name in names}
-    members = {name: work.analysis.components[name].members for name in names}
+    wholes = {name: place for name in owned if (place := work.step.placeholder(name)) is not None}
+    writers: dict[Node, list[str]] = {}
+    for name in wholes:
+        for node in work.analysis.components[name].members:
+            if is_write(node) and _writes_variable(work, node, name):
+                writers.setdefault(node, []).append(name)
+    order = {name: index for index, name in enumerate(wholes)}
+    stale: dict[Node, str] = {}
     for node in list(work.graph.nodes):
-        for name in names:
-            if node in members[name] and is_write(node) and _writes_variable(work, node, name):
-                stale[name] = node
-        reads = [name for name in stale if wholes[name] in node.all_input_nodes]
-        if stale and (reads or node.op == "output"):
-            _pull(work, sorted(stale, key=names.index), node)
+        stale.update({wholes[name]: name for name in writers.get(node, ())})
+        if stale and (node.op == "output" or any(s in stale for s in node.all_input_nodes)):
+            _pull(work, sorted(stale.values(), key=order.__getitem__), node)
             stale = {}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterable
@@ -19,6 +20,12 @@ PartitionName = Literal["whole", "cyclic", "block"]
 HierarchyName = Literal["flat", "hosts"]
 ReductionName = Literal["auto", "ring", "tree", "halving"]
 MemoryName = Literal["device", "host"]
+
+
+@functools.cache
+def everyone(workers: int) -> tuple[int, ...]:
+    """All workers by number; always the same object, which many decisions share."""
+    return tuple(range(workers))
 
 
 class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

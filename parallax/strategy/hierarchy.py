@@ -9,7 +9,7 @@ import msgspec
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.cost import communication_seconds
-from parallax.strategy.data import HierarchyName, Strategy, VariableStrategy
+from parallax.strategy.data import HierarchyName, Strategy, VariableStrategy, everyone
 from parallax.strategy.encoders import encodes_by_host
 from parallax.strategy.registry import names_where
 
@@ -39,10 +39,10 @@ def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network)
 def with_hierarchy(strategy: Strategy, synchronizer: str, hierarchy: HierarchyName) -> Strategy:
     """The strategy with this hierarchy for the variables of a synchroniser that can have it: by
     their encoder, and not those whose rows are dealt to some workers only."""
-    everyone = tuple(range(strategy.replicas))
+    all_workers = everyone(strategy.replicas)
 
     def fits(choice: VariableStrategy) -> bool:
-        dealt = choice.partition != "cyclic" or choice.owners == everyone
+        dealt = choice.partition != "cyclic" or choice.owners == all_workers
         return choice.synchronizer == synchronizer and encodes_by_host(choice) and dealt
 
     variables = {

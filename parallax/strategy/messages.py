@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.aliases import base_of, writes_to
-from parallax.graph.compute import WORTH_A_MESSAGE, operations, split_by_compute
+from parallax.graph.compute import WORTH_A_MESSAGE, split_by_compute
 from parallax.graph.variables import Analysis, Variable
 from parallax.strategy.cost import factor_bytes
 from parallax.strategy.data import Strategy, VariableStrategy
@@ -36,7 +36,7 @@ WORTH_A_BUCKET = 1 << 20
 def merge_messages(strategy: Strategy, analysis: Analysis) -> Strategy:
     """The strategy with its groups, pieces and pull groups set, for the order of this graph."""
     chosen = dict(strategy.variables)
-    counts = operations(analysis.step.graph)
+    counts = analysis.operations
     for name, group in _pulls(strategy, analysis, counts).items():
         chosen[name] = msgspec.structs.replace(chosen[name], pull_group=group)
     numbers: dict[object, int] = {}

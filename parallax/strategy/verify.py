@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
-from parallax.strategy.data import Strategy, VariableStrategy, described, fingerprint
+from parallax.strategy.data import Strategy, VariableStrategy, described, everyone, fingerprint
 from parallax.strategy.encoders import encoder_problems
 from parallax.strategy.registry import (
     Finding,
@@ -75,11 +75,10 @@ def findings(
             remedy = f"use one of {', '.join(synchronizers())}"
             found.append(Finding(name, "synchronizer", problem, remedy))
             continue
-        problems = [
-            *_check(choice, known[name], workers, two_levels),
-            *_of_memory(facts(choice), choice, device),
+        found += [
+            Finding(name, *problem)
+            for problem in problems_of(choice, known[name], workers, two_levels, device)
         ]
-        found += [Finding(name, *problem) for problem in problems]
     return [*found, *_of_groups(strategy, known), *_of_joined(strategy, known)]
 
 
@@ -116,9 +115,18 @@ def _of_the_whole(
         yield Finding("", "fingerprint", problem, "make it anew for this model")
 
 
-def _check(
-    choice: VariableStrategy, variable: Variable, workers: int, two_levels: bool
+def problems_of(
+    choice: VariableStrategy,
+    variable: Variable,
+    workers: int,
+    two_levels: bool = True,
+    device: str = "cpu",
 ) -> list[Problem]:
+    """What is wrong with the decision about one variable, whatever the others'; as above.
+
+    Returns:
+        For each, the field, the problem and the remedy.
+    """
     one = facts(choice)
     return [
         *_of_kind(one, variable),
@@ -128,6 +136,7 @@ def _check(
         *_of_reduction(one, choice, workers),
         *encoder_problems(one, choice, variable),
         *_of_time(choice),
+        *_of_memory(one, choice, device),
         *one.check(choice, variable, workers),
     ]
 
@@ -169,10 +178,11 @@ def _of_owners(
 ) -> Iterator[Problem]:
     """Whether shards are where they can be."""
     owners = choice.owners
-    if any(not 0 <= owner < workers for owner in owners):
+    all_own = owners is everyone(workers) or owners == everyone(workers)
+    if owners and not all_own and (min(owners) < 0 or max(owners) >= workers):
         problem = f"owners {owners} are not all among {workers} workers"
         yield "owners", problem, f"workers are numbered from 0 to {workers - 1}"
-    if len(set(owners)) != len(owners):
+    if not all_own and len(set(owners)) != len(owners):
         yield "owners", "an owner is named twice", "name each once"
     if owners and not one.sharded:
         yield "owners", f"{one.name} has no owners", "leave it empty"
@@ -184,7 +194,7 @@ def _of_owners(
         yield "partition", problem, f"use {allowed}"
     elif (
         choice.partition == "cyclic"
-        and owners != tuple(range(workers))
+        and not all_own
         and not (one.some and choice.hierarchy == "flat")
     ):
         how = ", inside hosts first," if one.some else ""
@@ -321,4 +331,4 @@ def _of_joined(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Findi
                 )
 
 
-__all__ = ["Finding", "findings", "verify"]
+__all__ = ["Finding", "findings", "problems_of", "verify"]

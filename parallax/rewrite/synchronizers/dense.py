@@ -13,7 +13,7 @@ from parallax.ops.reductions import remote_share
 from parallax.ops.resources import BucketEntry, BucketsSpec, put_gradient, wait_gradients
 from parallax.rewrite.context import Rewriting
 from parallax.strategy.cost import gradient_bytes, summed_bytes
-from parallax.strategy.data import VariableStrategy
+from parallax.strategy.data import VariableStrategy, everyone
 from parallax.strategy.encoders import BlockEncoder, encoder_of
 from parallax.strategy.messages import is_own_product, known_after
 from parallax.strategy.registry import MessageKind, Synchronizer, facts
@@ -155,7 +155,7 @@ def _reduced_across(
     if isinstance(encoder_of(choice), BlockEncoder):
         return 2 * (hosts - 1) / hosts * size
     if choice.reduction != "auto":
-        order = choice.order or tuple(range(workers))
+        order = choice.order or everyone(workers)
         return size * remote_share(choice.reduction, order, hosts)
     return 2 * (workers - 1) / workers * size * hosts / workers
 

@@ -13,7 +13,7 @@ from parallax.ops.resources import TableSpec
 from parallax.rewrite.blocks import can_update_in_blocks
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.touched_rows import can_touch_only_rows
-from parallax.strategy.data import VariableStrategy
+from parallax.strategy.data import VariableStrategy, everyone
 from parallax.strategy.encoders import encoder_of
 
 aten: Any = torch.ops.aten
@@ -62,7 +62,7 @@ def table_spec(work: Rewriting, name: str, lookups: list[Lookup], touched: bool)
 
 
 def _dealt_to_some(choice: VariableStrategy, workers: int) -> bool:
-    return choice.partition == "cyclic" and choice.owners != tuple(range(workers))
+    return choice.partition == "cyclic" and choice.owners != everyone(workers)
 
 
 def hand_over(work: Rewriting, mark: Node, received: Node, touched: bool) -> None:

@@ -19,9 +19,9 @@ from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBu
 from parallax.strategy.builders.hybrid import Hybrid, placed_bags
 from parallax.strategy.builders.parameter_server import ParameterServer
 from parallax.strategy.cost import communication_seconds
-from parallax.strategy.data import PartitionName, Strategy, VariableStrategy, fingerprint
+from parallax.strategy.data import PartitionName, Strategy, VariableStrategy
 from parallax.strategy.registry import Synchronizer, facts, synchronizers
-from parallax.strategy.verify import findings
+from parallax.strategy.verify import problems_of
 
 logger = logging.getLogger("parallax")
 
@@ -29,6 +29,8 @@ logger = logging.getLogger("parallax")
 HIDDEN = 0.01
 # What another builder's step must be faster by: predictions are not better than that.
 MARGIN = 0.05
+# Of so many variables whole steps are compared: each takes a millisecond for every variable.
+MOST_COMPARED = 1000
 # Relative difference below which two times are the same.
 TIE = 1e-6
 
@@ -55,7 +57,7 @@ class Auto(StrategyBuilder):
     that verification allows; kinds of messages whose latency costs more than their bytes save are
     given up. Then the time of whole steps is predicted, with what computation hides, for this
     strategy and for those of other builders, of which one is taken if its step is faster by a
-    twentieth. ``why`` has the predicted
+    twentieth; of very large models the steps are not compared. ``why`` has the predicted
     time of each variable's choice and of the next best; what was predicted of whole steps is
     printed. (AutoDist's idea, Zhang's thesis, chapters 7 and 8, with a model instead of trials.)
     """
@@ -83,6 +85,12 @@ class Auto(StrategyBuilder):
     def _fastest(self, graph: GraphFacts, cluster: ClusterFacts, own: Strategy) -> Strategy:
         """Of this strategy and those of other builders, the one with the fastest step."""
         if graph.predict is None:
+            return own
+        if len(graph.trainable) > MOST_COMPARED:
+            logger.info(
+                "auto: chosen per variable; with %d, no whole steps were compared",
+                len(graph.trainable),
+            )
             return own
         candidates = {self.title: own}
         for builder in (Hybrid(), ParameterServer(), Replicated()):
@@ -144,8 +152,7 @@ def _fits(choice: VariableStrategy, variable: Variable, cluster: ClusterFacts) -
     little = variable.rows < cluster.workers and variable.bytes < common.WHOLE_BYTES
     if on_one and not little:
         return False  # its link would carry what all send for it
-    alone = Strategy(fingerprint([variable]), cluster.workers, {variable.name: choice})
-    return not findings(alone, [variable], cluster.workers)
+    return not problems_of(choice, variable, cluster.workers)
 
 
 def price(

@@ -11,7 +11,7 @@ from typing import ClassVar
 from parallax.cluster.network import Network
 from parallax.config import Config
 from parallax.graph.variables import Variable
-from parallax.strategy.data import Strategy, VariableStrategy, described, fingerprint
+from parallax.strategy.data import Strategy, VariableStrategy, described, everyone, fingerprint
 from parallax.strategy.timeline import StepTime
 
 
@@ -72,7 +72,7 @@ class ClusterFacts:
     @property
     def everyone(self) -> tuple[int, ...]:
         """All workers, by number."""
-        return tuple(range(self.workers))
+        return everyone(self.workers)
 
 
 class StrategyBuilder(ABC):
