@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,15 +18,10 @@ import torch
 from torch.fx import Graph, Node
 
 from parallax.ops.kernels import onednn_product
+from parallax.runtime.timing import is_clearly_faster
 
 aten: Any = torch.ops.aten
 
-CLEARLY = 0.9
-"""What part of the time the other library may take to be chosen: choices must not follow noise."""
-LEAST_RUNS = 3
-MOST_RUNS = 20
-PATIENCE = 2e-3
-"""Seconds after which a product has been timed often enough."""
 MOST_NUMBERS = 1 << 24
 """In all matrices of a product that is timed; of a larger one a smaller likeness is."""
 
@@ -162,23 +156,10 @@ def onednn_is_faster(product: Product) -> bool:
         return onednn_product(left, right.t(), bias)
 
     with torch.no_grad():
-        return _best(onednn) < CLEARLY * _best(blas)
+        return is_clearly_faster(onednn, blas)
 
 
 def _matrix(rows: int, columns: int, turned: bool) -> torch.Tensor:
     shape = (columns, rows) if turned else (rows, columns)
     made = torch.ones(shape, dtype=torch.float32)  # whatever the default type is
     return made.t() if turned else made
-
-
-def _best(compute: Callable[[], object]) -> float:
-    compute()  # a library prepares a shape when it first sees it
-    best, began = float("inf"), time.perf_counter()
-    for run in range(MOST_RUNS):
-        started = time.perf_counter()
-        compute()
-        ended = time.perf_counter()
-        best = min(best, ended - started)
-        if run + 1 >= LEAST_RUNS and ended - began > PATIENCE:
-            break
-    return best

@@ -1,0 +1,232 @@
+"""Images in another layout give the same numbers, and what leaves a graph lies as usual."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx import Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import parallax
+from parallax.runtime import images, runner
+from parallax.runtime.images import LAST, USUAL, Convolution, time_of, use_faster_layout
+
+aten: Any = torch.ops.aten
+
+Layout = torch.memory_format
+
+
+def always(convolution: Convolution, layout: Layout) -> float:
+    """As if all were faster there, by much more than it takes to turn images."""
+    return 1.0 if layout is LAST else 2.0
+
+
+def large_only(convolution: Convolution, layout: Layout) -> float:
+    """As if images of four pixels and fewer were faster as usual."""
+    small = convolution.images[-1] <= 2
+    return 1.0 if (layout is LAST) is not small else 2.0
+
+
+class Block(nn.Module):
+    """Convolutions with all that images pass between them."""
+
+    def __init__(self, groups: int = 1) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(4, 6, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.second = nn.Conv2d(6, 6, 3, padding=1, stride=2, groups=groups)
+        self.group_norm = nn.GroupNorm(2, 6)
+        self.third = nn.Conv2d(6, 8, 1)
+        self.last = nn.Linear(8 * 2 * 2, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu_(self.norm(self.first(x)))
+        x = nn.functional.max_pool2d(x, 2)
+        y = self.group_norm(self.second(x))
+        x = nn.functional.interpolate(y, scale_factor=2) + x
+        x = nn.functional.avg_pool2d(nn.functional.gelu(x), 2)
+        x = torch.cat([x[:, :3], x[:, 3:] * 2], 1)
+        return self.last(self.third(x).flatten(1))
+
+
+def training(
+    model: nn.Module,
+) -> tuple[torch.optim.Optimizer, Callable[[torch.Tensor, torch.Tensor], Any]]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        logits = model(x)
+        loss = nn.functional.cross_entropy(logits, y)
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), logits.detach()
+
+    return optimizer, step
+
+
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(5, 4, 8, 8, generator=generator)
+    return x, torch.randint(0, 3, (5,), generator=generator)
+
+
+@pytest.mark.parametrize("seconds", [always, large_only])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_training_gives_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, seconds: Any, groups: int
+) -> None:
+    torch.manual_seed(0)
+    model = Block(groups)
+    expected = copy.deepcopy(model)
+    counts: list[int] = []
+
+    def counted(graph: torch.fx.Graph) -> int:
+        monkeypatch.setattr(images, "time_of_turning", lambda shape: 0.0)
+        counts.append(use_faster_layout(graph, seconds))
+        return counts[-1]
+
+    monkeypatch.setattr(runner, "use_faster_layout", counted)
+    _, usual_step = training(expected)
+    _, step = training(model)
+    run = parallax.get_runner(step, config=parallax.Config(workers=1, compile="none")).run
+    for seed in range(4):
+        found, usual = run(*batch(seed)), usual_step(*batch(seed))
+        torch.testing.assert_close(found, usual)
+    assert counts
+    assert set(counts) == {6 if seconds is always else 4}
+    for one, other in zip(model.state_dict().values(), expected.state_dict().values(), strict=True):
+        assert one.is_contiguous()
+        torch.testing.assert_close(one, other)
+
+
+def _step_graph() -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
+    def step(x: torch.Tensor, v: torch.Tensor, w: torch.Tensor) -> Any:
+        settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        y = torch.relu_(aten.convolution(x, v, None, *settings))
+        z = aten.convolution(y, w, None, *settings)
+        made = aten.convolution_backward(z, y, w, None, *settings, [True, True, False])
+        return z, z.view(2, -1).sum(1), *made[:2]
+
+    inputs = [torch.randn(2, 3, 4, 4), torch.randn(5, 3, 3, 3), torch.randn(5, 5, 3, 3)]
+    return make_fx(step, tracing_mode="fake")(*inputs), inputs
+
+
+def test_examples_lie_as_values_do() -> None:
+    torch.manual_seed(1)
+    module, inputs = _step_graph()
+    assert use_faster_layout(module.graph, always) == 3
+    module.graph.lint()
+    module.recompile()
+    clones = [node for node in module.graph.nodes if node.target is aten.clone.default]
+    turned = [node for node in clones if node.kwargs["memory_format"] is LAST]
+    assert [tuple(node.meta["val"].shape) for node in turned] == [(2, 3, 4, 4)]
+
+    class Checking(Interpreter):
+        checked = 0
+
+        def run_node(self, n: Node) -> Any:
+            value = super().run_node(n)
+            if isinstance(value, torch.Tensor):
+                assert value.stride() == n.meta["val"].stride(), n.format_node()
+                self.checked += 1
+            return value
+
+    interpreter = Checking(module)
+    found = interpreter.run(*inputs)
+    assert interpreter.checked > 8
+    for one, expected in zip(found, _step_graph()[0](*inputs), strict=True):
+        assert one.is_contiguous()
+        torch.testing.assert_close(one, expected)
+
+
+def test_a_copy_of_what_is_changed_later_is_made_again() -> None:
+    def step(x: torch.Tensor, w: torch.Tensor) -> Any:
+        settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        first = x * 2
+        y = aten.convolution(first, w, None, *settings)
+        first.mul_(3)
+        return y + aten.convolution(first, w, None, *settings)
+
+    inputs = [torch.randn(2, 3, 4, 4), torch.randn(3, 3, 3, 3)]
+    module = make_fx(step, tracing_mode="fake")(*inputs)
+    assert use_faster_layout(module.graph, always) == 2
+    module.recompile()
+    torch.testing.assert_close(module(*inputs), step(*inputs))
+
+
+def test_a_view_that_is_written_cannot_be_a_copy() -> None:
+    def step(x: torch.Tensor, w: torch.Tensor) -> Any:
+        settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        y = aten.convolution(x, w, None, *settings)
+        y.view(2, -1).mul_(3)
+        return y
+
+    inputs = [torch.randn(2, 3, 4, 4), torch.randn(3, 3, 3, 3)]
+    module = make_fx(step, tracing_mode="fake")(*inputs)
+    before = str(module.graph)
+    assert use_faster_layout(module.graph, always) == 0
+    assert str(module.graph) == before
+
+
+def test_gains_that_turning_images_would_eat_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _ = _step_graph()
+    before = str(module.graph)
+    monkeypatch.setattr(images, "time_of_turning", lambda shape: 10.0)
+    assert use_faster_layout(module.graph, always) == 0
+    assert use_faster_layout(module.graph, lambda convolution, layout: 1.0) == 0
+    assert str(module.graph) == before
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        (torch.ones(2, 3, 8, 8, dtype=torch.float64), torch.ones(4, 3, 3, 3, dtype=torch.float64)),
+        (torch.ones(2, 3, 8, 8).bfloat16(), torch.ones(4, 3, 3, 3).bfloat16()),
+        (torch.ones(0, 3, 8, 8), torch.ones(4, 3, 3, 3)),
+        (torch.ones(2, 3, 8), torch.ones(4, 3, 3)),
+    ],
+)
+def test_other_convolutions_stay(inputs: tuple[torch.Tensor, ...]) -> None:
+    sides = inputs[1].dim() - 2
+    settings = ([1] * sides, [1] * sides, [1] * sides, False, [0] * sides, 1)
+
+    def step(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return aten.convolution(x, w, None, *settings)
+
+    module = make_fx(step, tracing_mode="fake")(*inputs)
+    assert use_faster_layout(module.graph, always) == 0
+
+
+@pytest.mark.parametrize("layout", [LAST, USUAL])
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+def test_both_ways_are_timed(layout: Layout, default: torch.dtype) -> None:
+    settings = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    forward = Convolution((2, 3, 8, 8), (4, 3, 3, 3), (True, *settings[1:]))
+    backward = Convolution(
+        (2, 3, 8, 8), (4, 3, 3, 3), (*settings, (False, True, False)), (2, 4, 8, 8)
+    )
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    time_of.cache_clear()
+    try:
+        assert time_of(forward, layout) > 0
+        assert time_of(backward, layout) > 0
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_many_images_are_timed_by_fewer() -> None:
+    settings = (None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1)
+    small = Convolution((16, 64, 32, 32), (64, 64, 3, 3), settings)
+    assert small.likeness() == (small, 1.0)
+    large = Convolution((32, 64, 224, 224), (64, 64, 3, 3), settings, (32, 128, 224, 224))
+    less, times = large.likeness()
+    assert less.images == (1, 64, 224, 224)
+    assert less.gradient == (1, 128, 224, 224)
+    assert times == 32
