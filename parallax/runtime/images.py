@@ -25,7 +25,7 @@ from torch.fx.node import map_arg
 
 from parallax.graph.aliases import base_of, writes_to
 from parallax.graph.operations import is_view, written_inputs
-from parallax.runtime.timing import best_of
+from parallax.runtime.timing import best_of, is_plain
 
 aten: Any = torch.ops.aten
 
@@ -237,26 +237,13 @@ def _convolution(node: Node) -> Convolution | None:
     else:
         return None
     values: list[Any] = [one.meta.get("val") for one in tensors]
-    if not all(_is_timed(value) for value in values):
+    if not all(is_plain(v) and v.dim() == 4 and v.is_contiguous() for v in values):
         return None
     shapes = [tuple(value.shape) for value in values]
     settings = (_frozen(sizes), *(_frozen(one) for one in rest))
     if gradient is None:
         return Convolution(shapes[0], shapes[1], settings)
     return Convolution(shapes[1], shapes[2], settings, shapes[0])
-
-
-def _is_timed(value: Any) -> bool:
-    """Whether it is one of the kind that is timed: float32, four dimensions, none of them empty."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.dtype is torch.float32
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-        and value.dim() == 4
-        and value.is_contiguous()
-        and all(isinstance(size, int) and size > 0 for size in value.shape)
-    )
 
 
 def _frozen(value: Any) -> Any:

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from parallax.ops.kernels import onednn_product
-from parallax.runtime.timing import is_clearly_faster
+from parallax.runtime.timing import is_clearly_faster, is_plain
 
 aten: Any = torch.ops.aten
 
@@ -101,25 +101,14 @@ def _factors(node: Node) -> tuple[Node, Node, Node | None] | None:
         bias, left, right = node.args
     else:
         return None
-    if not all(_is_matrix(factor.meta.get("val")) for factor in (left, right)):
+    values = [factor.meta.get("val") for factor in (left, right)]
+    if not all(is_plain(value) and _turned(value) is not None for value in values):
         return None
     if bias is not None:
         added = bias.meta.get("val")
         if added is None or added.shape != right.meta["val"].shape[1:]:
             return None
     return left, right, bias
-
-
-def _is_matrix(value: Any) -> bool:
-    """Whether it is one of the kind that is timed: float32, not empty, stored without gaps."""
-    return (
-        isinstance(value, torch.Tensor)
-        and value.dtype is torch.float32
-        and value.device.type == "cpu"
-        and value.layout is torch.strided
-        and all(isinstance(size, int) and size > 0 for size in value.shape)
-        and _turned(value) is not None
-    )
 
 
 def _turned(value: torch.Tensor) -> bool | None:

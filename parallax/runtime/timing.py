@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any, TypeGuard
+
+import torch
 
 CLEARLY = 0.9
 """What part of the time the other may take to be chosen: choices must not follow noise."""
@@ -18,6 +21,18 @@ IMPATIENCE = 0.1
 def is_clearly_faster(other: Callable[[], object], usual: Callable[[], object]) -> bool:
     """Whether ``other`` takes less time than ``usual``, by more than noise."""
     return best_of(other) < CLEARLY * best_of(usual)
+
+
+def is_plain(value: Any) -> TypeGuard[torch.Tensor]:
+    """Whether a graph's example value is of the kind that is timed: float32, strided, on the CPU,
+    of sizes that are known, and not empty."""
+    return (
+        isinstance(value, torch.Tensor)
+        and value.dtype is torch.float32
+        and value.device.type == "cpu"
+        and value.layout is torch.strided
+        and all(isinstance(size, int) and size > 0 for size in value.shape)
+    )
 
 
 def best_of(compute: Callable[[], object]) -> float:
