@@ -12,8 +12,9 @@ from pool import Pool
 
 __all__ = ["pool", "start_script"]
 
-# What a shell starts in the background ignores it, and so would all that the tests start.
+# What a shell starts in the background ignores these, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,16 @@ _GRADIENT_IDS = {
     aten.scatter_add_.default: 2,
     aten._sparse_coo_tensor_with_dims_and_tensors.default: 3,
 }
+# ... and of the rows' values.
+_GRADIENT_VALUES = {
+    aten.embedding_dense_backward.default: 0,
+    aten.index_add.default: 3,
+    aten.index_add_.default: 3,
+    aten.index_put.default: 2,
+    aten.index_put_.default: 2,
+    aten._unsafe_index_put.default: 2,
+    aten._sparse_coo_tensor_with_dims_and_tensors.default: 4,
+}
 _BAG_GRADIENTS = (
     aten._embedding_bag_backward.default,
     aten._embedding_bag_dense_backward.default,
@@ -207,6 +217,13 @@ def gradient_ids(node: Node) -> Node:
         ids = ids[0]
     assert isinstance(ids, Node)
     return ids
+
+
+def gradient_values(node: Node) -> Node | None:
+    """The rows that a term of a row gradient scatters; None for bags and elements."""
+    place = _GRADIENT_VALUES.get(node.target)
+    values = None if place is None else node.args[place]
+    return values if isinstance(values, Node) else None
 
 
 def set_gradient_ids(node: Node, positions: Node, rows: Any) -> None:

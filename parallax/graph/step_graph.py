@@ -55,7 +55,7 @@ class HostCall:
 
 
 class _Unwritten(torch.fx.GraphModule):
-    """A graph of which no Python code is written, which takes as long as to copy it."""
+    """A graph of which no Python code is written."""
 
     def recompile(self) -> Any:
         return None
@@ -93,13 +93,18 @@ class StepGraph:
     def graph(self) -> torch.fx.Graph:
         return self.graph_module.graph
 
-    def copy(self) -> StepGraph:
-        """The same step with a graph of its own, for passes that use it up; it cannot be run."""
+    def copy(self, runs: bool = True) -> StepGraph:
+        """The same step with a graph of its own, for passes that use it up.
+
+        Args:
+            runs: it can be run; else no code is written for it, which takes as long as to copy it.
+        """
         graph = torch.fx.Graph()
         graph.output(graph.graph_copy(self.graph, {}))
         last, original = (next(reversed(one.nodes)) for one in (graph, self.graph))
         last.meta.update(original.meta)
-        return replace(self, graph_module=_Unwritten(self.graph_module, graph))
+        kind = torch.fx.GraphModule if runs else _Unwritten
+        return replace(self, graph_module=kind(self.graph_module, graph))
 
     def placeholder(self, name: str) -> torch.fx.Node | None:
         """The placeholder of a state leaf, None if the step does not use it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -27,6 +27,7 @@ from parallax.graph.lookups import (
     row_gradient,
     scales_by_frequency,
 )
+from parallax.graph.reads import RowsRead, rows_read
 from parallax.graph.stages import Stage, stages
 from parallax.graph.state import Leaf
 from parallax.graph.step_graph import StepGraph
@@ -65,6 +66,8 @@ class Variable:
     travelled: tuple[float, float] | None = None
     """Rows (or sums of rows) and numbers that an exchange of bags sent for one worker's step, once
     measured, those included that stayed on the worker."""
+    read: RowsRead = field(default_factory=RowsRead)
+    """What all lookups read of its rows, if it is sparse."""
     aliases: tuple[str, ...] = ()
     sparse: bool = False
     dense_reason: str = ""
@@ -230,11 +233,17 @@ def _sparse_or_not(
             reason = reason or "ids of one lookup depend on the rows of another"
         elif len({padding_id(term) for term in rows.terms}) > 1:
             reason = reason or "its lookups leave out different padding rows"
+    read = RowsRead()
+    if not reason:
+        sums = (row_gradient(mark.args[0], torch.Size(variable.shape)) for mark in gradients)  # type: ignore[arg-type]
+        terms = [term for rows in sums if rows is not None for term in rows.terms]
+        read = rows_read(lookups, terms, variable.shape[1:])
     bags = not reason and all(is_plain_bag(lookup.node) for lookup in lookups)
     return replace(
         variable,
         sparse=not reason,
         dense_reason=reason,
+        read=read,
         bags=bags and all(_is_of_bags(gradient, variable) for gradient in gradients),
     )
 

@@ -15,6 +15,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 
+Way = Literal["pull", "push"]
+"""Whether rows travel to those who read them, or their gradients to those who own them."""
+
 
 @dataclass(frozen=True)
 class TableSpec:
@@ -32,6 +35,8 @@ class TableSpec:
         touched: aggregated gradients are handed on as (row numbers, rows) of touched rows only.
         owner: the worker that owns all its rows; None if row i lives on worker i mod N.
         cast: the dtype as which rows and their gradients travel, if it is another.
+        read_as: the dtype as which rows are read, and travel when pulled, if it is another.
+        columns: of a row, the first that is read and the one after the last; None for all.
         owners: row i lives on the worker at place i mod n of these; all workers in order if empty.
     """
 
@@ -47,11 +52,17 @@ class TableSpec:
     owner: int | None = None
     cast: torch.dtype | None = None
     owners: tuple[int, ...] = ()
+    read_as: torch.dtype | None = None
+    columns: tuple[int, int] | None = None
+
+    def sent_dtype(self, way: Way) -> torch.dtype:
+        """As which its rows, or their gradients, travel."""
+        return self.cast or (self.read_as if way == "pull" else None) or self.dtype
 
     @property
-    def sent_dtype(self) -> torch.dtype:
-        """As which its rows travel."""
-        return self.cast or self.dtype
+    def sent_width(self) -> int:
+        """Values of a row, or of its gradient, that travel."""
+        return self.width if self.columns is None else self.columns[1] - self.columns[0]
 
     def dealt(self, worker: int, workers: int) -> int:
         """How many rows live on a worker, of so many."""

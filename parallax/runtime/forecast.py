@@ -37,7 +37,7 @@ class Forecast:
     def step(self, strategy: Strategy) -> StepTime:
         """The time of a step by a strategy, as it is. Takes as long as to rewrite the graph."""
         variables = self.analysis.variables
-        own = analyze(self.analysis.step.copy(), self.leaves, self.aliases)
+        own = analyze(self.analysis.step.copy(runs=False), self.leaves, self.aliases)
         own.variables.update(variables)  # with what was measured of them
         graph = rewrite(own, strategy, 0, strategy.replicas)
         items = timeline(graph, variables, strategy)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from parallax.ops.resources import RowsSpec, TableSpec
+from parallax.ops.resources import RowsSpec, TableSpec, Way
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import StepControl
 from parallax.runtime.grouping import Grouped, group
@@ -121,7 +121,7 @@ class RowExchange:
     ) -> Rows:
         """Start to send others the rows that they asked for."""
         values = [shards[t].detach().index_select(0, request.wanted[t]).view(-1) for t in tables]
-        started = self._start(values, request.served, request.asked, tables, "rows: pull")
+        started = self._start(values, request.served, request.asked, tables, "pull")
         return Rows(tables, *started)
 
     def pulled(self, request: Requested, table: int) -> torch.Tensor:
@@ -139,7 +139,7 @@ class RowExchange:
 
     def _arrived_rows(self, request: Requested, rows: Rows) -> list[torch.Tensor]:
         """Per table, the unique rows in the order of the request."""
-        return self._unpack(rows.received, request.asked, rows.tables)
+        return self._unpack(rows.received, request.asked, rows.tables, "pull")
 
     def unique(self, ids: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
         """See :func:`parallax.ops.resources.unique_rows`."""
@@ -245,9 +245,7 @@ class RowExchange:
         self, request: Requested, tables: list[int], values: list[torch.Tensor]
     ) -> Sent:
         """Start to send gradients of the unique rows to their owners."""
-        received, pending, keep = self._start(
-            values, request.asked, request.served, tables, "rows: push"
-        )
+        received, pending, keep = self._start(values, request.asked, request.served, tables, "push")
         return Sent(request, tables, received, None, pending, keep, request.served)
 
     def _prepared(
@@ -278,7 +276,7 @@ class RowExchange:
         )
         repeated = [value.repeat(size) for value in values]
         received, more, keep = self._start(
-            repeated, request.asked, request.served, chosen, "rows: gather"
+            repeated, request.asked, request.served, chosen, "push", "rows: gather"
         )
         return Sent(
             request,
@@ -294,7 +292,7 @@ class RowExchange:
         """See :func:`parallax.ops.resources.receive_rows`."""
         for work in sent.pending:
             work.wait()
-        values = self._unpack(sent.received, sent.counts, sent.tables)
+        values = self._unpack(sent.received, sent.counts, sent.tables, "push")
         if sent.ids is not None:
             counts = [[row[t] for t in sent.tables] for row in sent.counts]
             wanted = by_table(sent.ids, counts, [1] * len(sent.tables))
@@ -320,17 +318,19 @@ class RowExchange:
         sent_counts: list[list[int]],
         received_counts: list[list[int]],
         tables: Sequence[int],
-        purpose: str,
+        way: Way,
+        purpose: str = "",
         group: str = "rows",
     ) -> tuple[dict[torch.dtype, torch.Tensor], list[Pending], list[torch.Tensor]]:
-        """One message per dtype with the rows of all tables of that dtype."""
+        """One message per dtype with the rows of all tables that travel as that dtype."""
+        purpose = purpose or f"rows: {way}"
         specs = self.spec.tables
         received: dict[torch.dtype, torch.Tensor] = {}
         pending: list[Pending] = []
         keep: list[torch.Tensor] = []
-        for dtype in dict.fromkeys(specs[t].sent_dtype for t in tables):
-            own = [i for i, t in enumerate(tables) if specs[t].sent_dtype is dtype]
-            widths = [specs[tables[i]].width for i in own]
+        for dtype in dict.fromkeys(specs[t].sent_dtype(way) for t in tables):
+            own = [i for i, t in enumerate(tables) if specs[t].sent_dtype(way) is dtype]
+            widths = [specs[tables[i]].sent_width for i in own]
             out = [
                 [row[tables[i]] * w for i, w in zip(own, widths, strict=True)]
                 for row in sent_counts
@@ -339,7 +339,7 @@ class RowExchange:
                 [row[tables[i]] * w for i, w in zip(own, widths, strict=True)]
                 for row in received_counts
             ]
-            message = by_worker([values[i].to(dtype) for i in own], out)
+            message = by_worker([_sent(values[i], specs[tables[i]]).to(dtype) for i in own], out)
             totals = [sum(row) for row in back]
             buffer = torch.empty(sum(totals), dtype=dtype, device=self.world.device)
             pending.append(
@@ -356,16 +356,36 @@ class RowExchange:
         received: dict[torch.dtype, torch.Tensor],
         counts: list[list[int]],
         tables: Sequence[int],
+        way: Way,
     ) -> list[torch.Tensor]:
         specs = self.spec.tables
         result: dict[int, torch.Tensor] = {}
         for dtype, buffer in received.items():
-            own = [t for t in tables if specs[t].sent_dtype is dtype]
+            own = [t for t in tables if specs[t].sent_dtype(way) is dtype]
             selected = [[row[t] for t in own] for row in counts]
-            flat = by_table(buffer, selected, [specs[t].width for t in own])
+            flat = by_table(buffer, selected, [specs[t].sent_width for t in own])
             for t, part in zip(own, flat, strict=True):
-                result[t] = part.view(-1, *specs[t].row_shape).to(specs[t].dtype)
+                result[t] = _whole(part, specs[t])
         return [result[t] for t in tables]
+
+
+def _sent(rows: torch.Tensor, table: TableSpec) -> torch.Tensor:
+    """What travels of flat rows, or of their gradients."""
+    if table.columns is None:
+        return rows
+    start, end = table.columns
+    return rows.view(-1, table.width)[:, start:end].reshape(-1)
+
+
+def _whole(sent: torch.Tensor, table: TableSpec) -> torch.Tensor:
+    """Rows, or their gradients, of what travelled of them; the rest is 0, which nobody reads."""
+    if table.columns is None:
+        return sent.view(-1, *table.row_shape).to(table.dtype)
+    start, end = table.columns
+    part = sent.view(-1, end - start)
+    whole = torch.zeros((len(part), table.width), dtype=table.dtype, device=sent.device)
+    whole[:, start:end] = part
+    return whole.view(-1, *table.row_shape)
 
 
 def hand_on(table: TableSpec, count: int, ids: torch.Tensor, rows: torch.Tensor) -> Any:

@@ -145,40 +145,41 @@ class HostRowExchange(RowExchange):
         self, request: Requested, tables: list[int], shards: Sequence[torch.Tensor]
     ) -> Rows:
         values = [shards[t].detach().index_select(0, request.wanted[t]).view(-1) for t in tables]
-        started = self._start(values, request.served, request.asked, tables, "rows: pull", "rail")
+        started = self._start(values, request.served, request.asked, tables, "pull", group="rail")
         return Rows(tables, *started)
 
     def _arrived_rows(self, request: Requested, rows: Rows) -> list[torch.Tensor]:
         assert isinstance(request, _Merged)
-        merged = self._unpack(rows.received, request.asked, rows.tables)
+        merged = self._unpack(rows.received, request.asked, rows.tables, "pull")
         values = [
             part.index_select(0, request.places[t]).view(-1)
             for t, part in zip(rows.tables, merged, strict=True)
         ]
         received, pending, keep = self._start(
-            values, request.inner_served, request.inner_asked, rows.tables, "rows: pull", "host"
+            values, request.inner_served, request.inner_asked, rows.tables, "pull", group="host"
         )
         for work in pending:
             work.wait()
         del keep
-        return self._unpack(received, request.inner_asked, rows.tables)
+        return self._unpack(received, request.inner_asked, rows.tables, "pull")
 
     def _send_gradients(
         self, request: Requested, tables: list[int], values: list[torch.Tensor]
     ) -> Sent:
         assert isinstance(request, _Merged)
         inner, pending, keep = self._start(
-            values, request.inner_asked, request.inner_served, tables, "rows: push", "host"
+            values, request.inner_asked, request.inner_served, tables, "push", group="host"
         )
         for work in pending:
             work.wait()
         del keep
         summed = []
-        for t, part in zip(tables, self._unpack(inner, request.inner_served, tables), strict=True):
+        parts = self._unpack(inner, request.inner_served, tables, "push")
+        for t, part in zip(tables, parts, strict=True):
             whole = part.new_zeros((request.distinct[t], *part.shape[1:]))
             summed.append(whole.index_add_(0, request.places[t], part).view(-1))
         received, pending, keep = self._start(
-            summed, request.asked, request.served, tables, "rows: push", "rail"
+            summed, request.asked, request.served, tables, "push", group="rail"
         )
         return Sent(request, tables, received, None, pending, keep, request.served)
 

@@ -42,6 +42,7 @@ from collections.abc import Iterable, Sequence
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
+from parallax.ops.resources import Way
 from parallax.strategy.data import HierarchyName, VariableStrategy
 from parallax.strategy.encoders import encoder_of
 from parallax.strategy.registry import MessageKind, facts, synchronizers
@@ -100,17 +101,21 @@ def touched_rows(variable: Variable) -> float:
     return (variable.sparsity if variable.sparsity is not None else 1.0) * variable.rows
 
 
-def sent_row_bytes(variable: Variable, choice: VariableStrategy) -> float:
-    """Of one row as it travels."""
-    encoder = encoder_of(choice)
-    if encoder is None or encoder.cast is None:
-        return row_bytes(variable)
-    return row_bytes(variable) / variable.dtype.itemsize * encoder.cast.itemsize
+def sent_row_bytes(variable: Variable, choice: VariableStrategy, way: Way) -> float:
+    """Of one row, or of its gradient, as it travels."""
+    encoder, read = encoder_of(choice), variable.read
+    cast = None if encoder is None else encoder.cast
+    dtype = cast or (read.dtype if way == "pull" else None) or variable.dtype
+    values = variable.elements / max(variable.rows, 1)
+    if read.columns is not None:
+        values = read.columns[1] - read.columns[0]
+    return values * dtype.itemsize
 
 
 def rows_both_ways(variable: Variable, choice: VariableStrategy, rows: float) -> float:
     """Ids of 4 bytes, rows and their gradients."""
-    return rows * (2 * sent_row_bytes(variable, choice) + 4)
+    both = sent_row_bytes(variable, choice, "pull") + sent_row_bytes(variable, choice, "push")
+    return rows * (both + 4)
 
 
 def part_of_exchange(kind: MessageKind, ids: float, values: float, row: float) -> float:

@@ -249,12 +249,14 @@ def _part_of_rows(
     kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int
 ) -> float:
     rows = touched_rows(variable)
-    return part_of_exchange(kind, rows, rows, sent_row_bytes(variable, choice))
+    both = sent_row_bytes(variable, choice, "pull") + sent_row_bytes(variable, choice, "push")
+    return part_of_exchange(kind, rows, rows, both / 2)
 
 
 def _gathered(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
     """Gradients of rows with ids of 8 bytes, to each other worker."""
-    return (workers - 1) * touched_rows(variable) * (sent_row_bytes(variable, choice) + 8)
+    sent = sent_row_bytes(variable, choice, "push")
+    return (workers - 1) * touched_rows(variable) * (sent + 8)
 
 
 SYNCHRONIZERS = (

@@ -58,6 +58,8 @@ def table_spec(work: Rewriting, name: str, lookups: list[Lookup], touched: bool)
         owner=choice.owners[0] if choice.partition == "whole" and choice.owners else None,
         cast=None if encoder is None else encoder.cast,
         owners=choice.owners if _dealt_to_some(choice, work.workers) else (),
+        read_as=variable.read.dtype,
+        columns=variable.read.columns,
     )
 
 
