@@ -39,10 +39,10 @@ host travel inside the host as well: (k-1)/k (2αb + 4αV).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
-from parallax.ops.resources import Way
 from parallax.strategy.data import HierarchyName, VariableStrategy
 from parallax.strategy.encoders import encoder_of
 from parallax.strategy.registry import MessageKind, facts, synchronizers
@@ -101,7 +101,9 @@ def touched_rows(variable: Variable) -> float:
     return (variable.sparsity if variable.sparsity is not None else 1.0) * variable.rows
 
 
-def sent_row_bytes(variable: Variable, choice: VariableStrategy, way: Way) -> float:
+def sent_row_bytes(
+    variable: Variable, choice: VariableStrategy, way: Literal["pull", "push"]
+) -> float:
     """Of one row, or of its gradient, as it travels."""
     encoder, read = encoder_of(choice), variable.read
     cast = None if encoder is None else encoder.cast
