@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import compiled_steps
 import pytest
+import torch
 from pool import Pool
+from torch import nn
 
 import parallax
-from parallax.errors import ConfigError
+from parallax.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize(
@@ -38,6 +42,40 @@ def test_compiled_regions_give_the_numbers_of_one_device(
         assert difference < 1e-10
         ready, of, total = plan.split()[1:4]
         assert (ready, of) == (total, "of"), plan
+
+
+def test_checks_of_ids_are_no_part_of_a_region() -> None:
+    """What is computed of ids can be compiled; what sees that such rows exist cannot."""
+    table, out = nn.Embedding(50, 8), nn.Linear(8, 3)
+    optimizer = torch.optim.SGD([*table.parameters(), *out.parameters()], 0.1)
+
+    def loss_of(rows: nn.Embedding, layer: nn.Linear, ids: torch.Tensor) -> torch.Tensor:
+        weights = torch.log1p(ids.double()).float()
+        return (layer(rows(ids)).square().sum(1) * weights).mean()
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(table, out, ids)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    expected = copy.deepcopy((table, out))
+    runner = parallax.get_runner(step, config=parallax.Config(workers=1, compile="inductor"))
+    ids = torch.tensor([1, 3, 3, 40])
+    for _ in range(3):
+        runner.run(ids)
+    assert "compiled" in str(runner.plan)
+    with pytest.raises(DataError, match="50"):
+        runner.run(torch.tensor([1, 3, 50, 7]))
+    rows, layer = expected
+    for _ in range(3):
+        optimizer = torch.optim.SGD([*rows.parameters(), *layer.parameters()], 0.1)
+        loss_of(rows, layer, ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.testing.assert_close(table.weight, rows.weight)
+    torch.testing.assert_close(out.weight, layer.weight)
 
 
 @pytest.mark.long

@@ -117,7 +117,8 @@ def _kind(node: Node, kinds: dict[Node, Kind], varying: set[Node]) -> Kind:
         return "replayed" if kind == "input" else kind
     if not _is_static(node):
         return "replayed"
-    if is_view(node) and not written_inputs(node):
+    is_operation = isinstance(node.target, torch._ops.OpOverload)
+    if is_operation and is_view(node) and not written_inputs(node):
         return "remade"
     return "computed" if _is_computable(node) else "replayed"
 
