@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         tuple(dict.fromkeys([HYBRID, COMPUTATION, *(args.system or WHOLE)])),
         args.quick,
         str(Path(args.packages).resolve()) if args.packages else "",
-        args.memory * 1e9 if args.memory else _memory_budget(),
+        args.memory * 1e9 if args.memory else memory_budget(),
     )
     console = Console(width=None if sys.stdout.isatty() else 150)
     results = []
@@ -216,7 +216,7 @@ def _together(fit: dict[str, Trial], names: Sequence[str]) -> int:
     return empty + held + max(trial.peak_bytes - trial.held_bytes for trial in trials)
 
 
-def _memory_budget() -> float:
+def memory_budget() -> float:
     """Bytes that all workers together may use."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):

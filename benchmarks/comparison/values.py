@@ -77,6 +77,7 @@ class Turn(msgspec.Struct, frozen=True):
         most_bytes: per step, by the host that sent or received most, in the busier direction.
         predicted_seconds: per step, what parallax expected once it knew how long the computation
             alone takes; 0 for other systems.
+        told: what else the system has to say; the same in all its turns.
     """
 
     system: str
@@ -86,3 +87,4 @@ class Turn(msgspec.Struct, frozen=True):
     sent_bytes: float
     most_bytes: float
     predicted_seconds: float = 0.0
+    told: str = ""

@@ -113,7 +113,11 @@ def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
             turns.append(Turn(contestant.name, number, seconds, cpu_seconds, sent, most))
     expected = _predicted(built, turns)
     return [
-        msgspec.structs.replace(turn, predicted_seconds=expected.get(turn.system, 0.0))
+        msgspec.structs.replace(
+            turn,
+            predicted_seconds=expected.get(turn.system, 0.0),
+            told=getattr(built[turn.system], "told", ""),
+        )
         for turn in turns
     ]
 

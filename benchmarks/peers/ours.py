@@ -30,15 +30,42 @@ def build(training: Training, option: str) -> Step:
     Args:
         training: what to train.
         option: a builder; after a slash, one of ``LEVELS`` instead of what parallax would choose
-            for the network.
+            for the network, or ``partitions=`` and into how many shards tables are dealt: a number,
+            or ``search``.
     """
-    builder, _, levels = option.partition("/")
+    builder, _, how = option.partition("/")
+    _, _, partitions = how.partition("partitions=")
     torch.manual_seed(0)
     model = training.model(False)
+    if partitions:
+        least = 1 if partitions == "search" else int(partitions)
+        parallax.get_partitioner(least)(model)
     step = make_step(training, model, model, training.optimizer(model.parameters()))
-    config = parallax.Config(strategy=builder, seed=0)
+    search = partitions == "search"
+    config = parallax.Config(strategy=builder, seed=0, search_partitions=search)
     runner = parallax.get_runner(step, config=config)
-    return with_levels(runner.run, LEVELS[levels]) if levels else runner.run
+    if search:
+        return Searched(runner)
+    return with_levels(runner.run, LEVELS[how]) if how in LEVELS else runner.run
+
+
+class Searched:
+    """A step of which the first call goes on until the number of shards is found."""
+
+    def __init__(self, runner: parallax.Runner) -> None:
+        self._runner = runner
+        self.told = ""
+        """What was found, for people."""
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        result: torch.Tensor = self._runner.run(*batch)
+        partitions = self._runner._partitions
+        if partitions is None:
+            return result
+        while partitions.searching:
+            result = self._runner.run(*batch)
+        self.told = partitions.summary()
+        return result
 
 
 def with_levels(run: Step, by_host: Sequence[str]) -> Step:

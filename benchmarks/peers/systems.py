@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from benchmarks.workloads import Step, Training
+from parallax.strategy.builders import builder_names
 
 COMPUTATION = "computation"
 HYBRID = "parallax-hybrid"
@@ -56,7 +57,18 @@ SYSTEMS = {
         System(HYBRID, "ours", "HYBRID"),
         System("parallax-ps", "ours", "PS"),
         System("parallax-ar", "ours", "AR"),
-        System("parallax-poseidon", "ours", "Poseidon", part=True),
+        *(
+            System(f"parallax-{name.lower()}", "ours", name, part=True)
+            for name in builder_names()
+            if name not in ("HYBRID", "PS", "AR")
+        ),
+        # Tables in so many shards, or in as many as a search in the first steps finds best.
+        *(
+            System(
+                f"parallax-partitions-{number}", "ours", f"HYBRID/partitions={number}", part=True
+            )
+            for number in (*range(1, 9), "search")
+        ),
         # Two levels of exchange nowhere; for rows; for rows and dense gradients.
         System("parallax-ps-flat", "ours", "PS/flat", part=True),
         System("parallax-ar-flat", "ours", "AR/flat", part=True),

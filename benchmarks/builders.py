@@ -1,0 +1,124 @@
+"""`auto` beside every other builder, and a search for partitions beside every number of them.
+
+    python -m benchmarks.builders --rate 1gbit
+    python -m benchmarks.builders --partitions --workers-per-host 2
+
+All are parallax, on a virtual cluster, and take turns in the same processes as far as memory
+permits. For each workload the table has the time of each in units of the fastest. The search takes
+its steps before the turns begin.
+
+It needs root and what `benchmarks.virtual_cluster` needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.compare import Options, memory_budget, run
+from benchmarks.comparison import report
+from benchmarks.comparison.launch import Launcher
+from benchmarks.comparison.report import Comparison, Row
+from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS
+from benchmarks.virtual_cluster import VirtualCluster, VirtualClusterError
+from benchmarks.workloads import WORKLOADS
+
+AUTO = "parallax-auto"
+PARTITIONS = "parallax-partitions-"
+SEARCH = f"{PARTITIONS}search"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    workers = args.hosts * args.workers_per_host
+    subject, systems = _systems(args.partitions, workers)
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    options = Options(
+        args.workers_per_host,
+        args.rounds,
+        systems,
+        args.quick,
+        "",
+        args.memory * 1e9 if args.memory else memory_budget(),
+    )
+    results = []
+    try:
+        with VirtualCluster(args.hosts, None if args.rate == "none" else args.rate) as cluster:
+            launcher = Launcher(cluster, args.workers_per_host, args.limit)
+            for workload in args.workload or WORKLOADS:
+                results.append(run(launcher, workload, options, console))
+                console.print(table(results[-1], subject))
+                if args.json:
+                    report.write_json(results, Path(args.json))
+    except VirtualClusterError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _systems(partitions: bool, workers: int) -> tuple[str, tuple[str, ...]]:
+    """The one that is to be near the fastest, and all of them."""
+    if partitions:
+        numbers = (f"{PARTITIONS}{number}" for number in range(1, workers + 1))
+        return SEARCH, (HYBRID, COMPUTATION, SEARCH, *(n for n in numbers if n in SYSTEMS))
+    ours = (name for name, one in SYSTEMS.items() if one.module == "ours" and "/" not in one.option)
+    return AUTO, (HYBRID, COMPUTATION, *(name for name in ours if name != HYBRID))
+
+
+def table(result: Comparison, subject: str) -> str:
+    """As Markdown: all from the fastest to the slowest."""
+    rows = sorted(
+        (row for row in result.rows if not row.failure and row.system != COMPUTATION),
+        key=lambda row: row.ratio,
+    )
+    others = [row for row in rows if row.system != subject]
+    own = next((row for row in rows if row.system == subject), None)
+    rate = result.rate or "not shaped"
+    lines = [
+        f"**{result.workload}: {result.hosts} hosts x {result.workers_per_host}, {rate}.** "
+        + (_words(own, others[0]) if own and others else f"{subject} failed."),
+        "",
+        "| system | ms/step | of the fastest | MB sent |",
+        "| --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        cells = [row.system, f"{row.seconds * 1e3:,.1f}", f"{row.ratio / rows[0].ratio:.2f}"]
+        lines.append("| " + " | ".join([*cells, f"{row.sent_bytes / report.MEGA:,.2f}"]) + " |")
+    told = {turn.system: turn.told for turns in result.turns for turn in turns if turn.told}
+    lines += [f"\n{system}: {text}" for system, text in told.items()]
+    lines += [f"\n{row.system}: {row.failure}" for row in result.rows if row.failure]
+    return "\n".join(lines) + "\n"
+
+
+def _words(own: Row, best: Row) -> str:
+    return (
+        f"{own.system} takes {own.ratio / best.ratio:.2f} of the time of the best other, "
+        f"{best.system}."
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.builders",
+        description="Time all builders of parallax, or numbers of partitions, on a cluster.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--workload", action="append", choices=WORKLOADS, help="one or several (default: all)")
+    add("--partitions", action="store_true", help="numbers of partitions in place of builders")
+    add("--hosts", type=int, default=4, help="of the cluster")
+    add("--workers-per-host", type=int, default=1, help="worker processes on each host")
+    add("--rate", default="1gbit", help="of each host's link; 'none' does not shape")
+    add("--rounds", type=int, default=5, help="turns of each")
+    add("--limit", type=float, default=180.0, help="seconds for one trial")
+    add("--memory", type=float, help="GB for all workers together (default: most of what is free)")
+    add("--quick", action="store_true", help="tiny models: see that all works")
+    add("--json", help="write the figures to this file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
