@@ -15,7 +15,7 @@ from parallax.config import Config, configure_logging
 from parallax.data.identity import known_sizes
 from parallax.errors import ConfigError
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import meet
+from parallax.runtime.meeting import meet
 from parallax.runtime.planning import PlanningRunner, current_planning
 from parallax.runtime.runner import Runner
 from parallax.runtime.start import agree_on, describe_code

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallax.runtime.comm import GROUPS, World, on_hosts, world_of
+from parallax.runtime.comm import GROUPS, World
 from parallax.runtime.encoded import LATER
+from parallax.runtime.meeting import on_hosts, world_of
 
 SIZE = 4
 HOSTS = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1))

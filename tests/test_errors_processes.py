@@ -98,7 +98,7 @@ def test_workers_that_end_right_after_an_exchange(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\n"
         "from parallax.cluster.environment import worker_environment\n"
-        "from parallax.runtime.comm import meet\n"
+        "from parallax.runtime.meeting import meet\n"
         "world = meet(worker_environment())\n"
         "sent, received, half = torch.zeros(1 << 24), torch.zeros(1 << 24), [1 << 23] * 2\n"
         "world.all_to_all(received, sent, half, half, 'rows').wait()\n"
@@ -120,8 +120,18 @@ def test_only_one_module_communicates() -> None:
             if pattern.search(line) and not line.strip().startswith("#"):
                 users.add(str(path.relative_to(ROOT)))
     assert "parallax/runtime/comm.py" in users
-    allowed = {"parallax/runtime/comm.py"}
+    allowed = {"parallax/runtime/comm.py", "parallax/runtime/meeting.py"}
     assert users - allowed == set(), users
     source = (ROOT / "parallax/runtime/comm.py").read_text(encoding="utf-8")
     assert "_object" not in source
+    meeting = (ROOT / "parallax/runtime/meeting.py").read_text(encoding="utf-8")
+    called = set(re.findall(r"\bdist\.(\w+)\(", meeting))
+    assert called == {
+        "new_group",
+        "init_process_group",
+        "is_initialized",
+        "get_rank",
+        "get_world_size",
+        "get_process_group_ranks",
+    }
     assert "pickle" not in re.sub(r'""".*?"""', "", source, flags=re.S)
