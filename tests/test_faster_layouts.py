@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.fx import Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 
 import parallax
 from parallax.runtime import images, runner
@@ -117,6 +118,19 @@ def _step_graph() -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:
     return make_fx(step, tracing_mode="fake")(*inputs), inputs
 
 
+class Checking(Interpreter):
+    """Sees that values lie as the examples of their nodes do."""
+
+    checked = 0
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n.op != "output" and isinstance(value, torch.Tensor):
+            assert value.stride() == n.meta["val"].stride(), n.format_node()
+            self.checked += 1
+        return value
+
+
 def test_examples_lie_as_values_do() -> None:
     torch.manual_seed(1)
     module, inputs = _step_graph()
@@ -127,22 +141,84 @@ def test_examples_lie_as_values_do() -> None:
     turned = [node for node in clones if node.kwargs["memory_format"] is LAST]
     assert [tuple(node.meta["val"].shape) for node in turned] == [(2, 3, 4, 4)]
 
-    class Checking(Interpreter):
-        checked = 0
-
-        def run_node(self, n: Node) -> Any:
-            value = super().run_node(n)
-            if isinstance(value, torch.Tensor):
-                assert value.stride() == n.meta["val"].stride(), n.format_node()
-                self.checked += 1
-            return value
-
     interpreter = Checking(module)
     found = interpreter.run(*inputs)
     assert interpreter.checked > 8
     for one, expected in zip(found, _step_graph()[0](*inputs), strict=True):
         assert one.is_contiguous()
         torch.testing.assert_close(one, expected)
+
+
+STATISTICS = (torch.rand(4), torch.rand(4) + 0.5)
+WEIGHTS = (torch.rand(4), torch.rand(4))
+GROUPS = (torch.rand(2, 2), torch.rand(2, 2) + 0.5)
+POOL = ([2, 2], [2, 2], [0, 0])
+
+# Each is given images that come from a convolution, and others that lie as usual; and a gradient.
+KERNELS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "batch norm": lambda x, y: aten.native_batch_norm(x, *WEIGHTS, None, None, True, 0.1, 1e-5)[0],
+    "batch norm backward": lambda x, y: aten.native_batch_norm_backward(
+        x, y, WEIGHTS[0], None, None, *STATISTICS, True, 1e-5, [True, True, True]
+    ),
+    "group norm": lambda x, y: aten.native_group_norm(x, *WEIGHTS, 2, 4, 36, 2, 1e-5)[0],
+    "group norm backward": lambda x, y: aten.native_group_norm_backward(
+        x, y, *GROUPS, WEIGHTS[0], 2, 4, 36, 2, [True, True, True]
+    ),
+    "layer norm": lambda x, y: aten.native_layer_norm(x, [6], None, None, 1e-5)[0],
+    "max pool": lambda x, y: aten.max_pool2d_with_indices(x, *POOL),
+    "max pool backward": lambda x, y: aten.max_pool2d_with_indices_backward(
+        x[:, :, ::2, ::2] * 1, y, *POOL, [1, 1], False, aten.max_pool2d_with_indices(y, *POOL)[1]
+    ),
+    "average pool": lambda x, y: aten.avg_pool2d(x, *POOL),
+    "average pool backward": lambda x, y: aten.avg_pool2d_backward(
+        x[:, :, ::2, ::2] * 1, y, *POOL, False, True, None
+    ),
+    "adaptive pool": lambda x, y: aten._adaptive_avg_pool2d(x, [3, 2]),
+    "adaptive pool backward": lambda x, y: aten._adaptive_avg_pool2d_backward(x[..., :3], y),
+    "nearest": lambda x, y: aten.upsample_nearest2d(x, [12, 12]),
+    "nearest backward": lambda x, y: aten.upsample_nearest2d_backward(x, [6, 6], [2, 4, 3, 3]),
+    "softmax": lambda x, y: aten._log_softmax(x, 1, False),
+    "softmax backward": lambda x, y: aten._log_softmax_backward_data(x, y, 1, torch.float32),
+    "threshold": lambda x, y: aten.threshold_backward(x, y, 0.3),
+    "gelu": lambda x, y: aten.gelu_backward(x, y),
+    "sum": lambda x, y: x.sum([0, 2, 3]) + y.mean([0, 2, 3]),
+    "cat": lambda x, y: torch.cat([x, y], 1),
+    "padding": lambda x, y: aten.constant_pad_nd(x, [1, 1]),
+    "reflection": lambda x, y: aten.reflection_pad2d(x, [1, 1, 1, 1]),
+    "where": lambda x, y: torch.where(x > y, x, y),
+    "flat": lambda x, y: x.reshape(2, -1) @ y.reshape(2, -1).t(),
+    "permuted": lambda x, y: x.permute(0, 2, 3, 1).reshape(2, 36, 4).sum(1),
+    "cumulated": lambda x, y: x.cumsum(1) + y.flip(1),
+    "gathered": lambda x, y: x.gather(1, (y > 0).long()),
+    "sorted": lambda x, y: x.sort(1)[0],
+    "added": lambda x, y: (x * 2).add_(y),
+}
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["image", "gradient"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_read_what_lies_otherwise(
+    monkeypatch: pytest.MonkeyPatch, kernel: str, turned: bool
+) -> None:
+    """Raw kernels, which trust autograd to have brought all they are given to one layout."""
+    monkeypatch.setattr(images, "time_of_turning", lambda shape: 0.0)
+
+    def step(x: torch.Tensor, w: torch.Tensor, y: torch.Tensor) -> Any:
+        x = aten.convolution(x, w, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        return KERNELS[kernel](y, x) if turned else KERNELS[kernel](x, y)
+
+    torch.manual_seed(2)
+    inputs = [torch.randn(2, 3, 6, 6), torch.randn(4, 3, 3, 3), torch.randn(2, 4, 6, 6)]
+    module = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
+    assert use_faster_layout(module.graph, always) == 1
+    module.recompile()
+    for found, usual in zip(
+        pytree.tree_leaves(Checking(module).run(*inputs)),
+        pytree.tree_leaves(step(*inputs)),
+        strict=True,
+    ):
+        assert found.is_contiguous()
+        torch.testing.assert_close(found, usual)
 
 
 def test_a_copy_of_what_is_changed_later_is_made_again() -> None:

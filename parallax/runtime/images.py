@@ -36,6 +36,34 @@ MOST_NUMBERS = 1 << 22
 GAIN = 0.95
 """What part of a layer's time it may take in the other layout to be brought there, and what part
 of all convolutions' time may be left with what it takes to bring images to and fro."""
+# Beside views and operations on single elements, those that read any layout ...
+_ANY_LAYOUT = {
+    aten.convolution.default,
+    aten.convolution_backward.default,
+    aten.clone.default,
+    aten.copy_.default,
+    aten._to_copy.default,
+    aten.empty_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.mean.default,
+    aten.mean.dim,
+    aten.cat.default,
+}
+# ... and those that want all images in the same.
+_ALIKE = {
+    aten.native_batch_norm.default,
+    aten.native_batch_norm_backward.default,
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool2d_with_indices_backward.default,
+    aten.avg_pool2d.default,
+    aten.avg_pool2d_backward.default,
+    aten._adaptive_avg_pool2d.default,
+    aten._adaptive_avg_pool2d_backward.default,
+}
 # Their results depend on how inputs lie in memory.
 _BY_STRIDES = {aten.as_strided.default, aten.as_strided_.default}
 
@@ -143,7 +171,14 @@ class _Layouts:
 
     def _compute(self, node: Node) -> bool:
         """Find the new example value of a node, or bring its inputs to the usual layout."""
-        if isinstance(node.target, torch._ops.OpOverload):
+        if node.target in _ALIKE:
+            self._wanted[node] = {
+                source: LAST
+                for source in node.all_input_nodes
+                if _is_image(value := self._value(source))
+                and not value.is_contiguous(memory_format=LAST)
+            }
+        if node.target in _ALIKE or _takes_any_layout(node):
             try:
                 value = self._evaluate(node)
             except (RuntimeError, ValueError):
@@ -191,7 +226,7 @@ class _Layouts:
             (source, layout) for each in self._wanted.values() for source, layout in each.items()
         }
         for source, _ in pairs:
-            yield tuple(source.meta["val"].shape)
+            yield tuple(self._value(source).shape)
 
     def write(self) -> None:
         """Bring the images to their layouts in the graph."""
@@ -213,6 +248,21 @@ class _Layouts:
                 made = {key: new for key, new in made.items() if base_of(key[0]) is not memory}
             if node in self._values:
                 node.meta["val"] = self._values[node]
+
+
+def _takes_any_layout(node: Node) -> bool:
+    """Whether an operation reads its inputs by their strides, each as it lies.
+
+    Others may be known to autograd alone, which brings what they are given to one layout first; of
+    that a captured graph shows nothing.
+    """
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in node.target.tags or node.target in _ANY_LAYOUT or is_view(node)
+
+
+def _is_image(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 4
 
 
 def _strides(value: Any) -> Any:
