@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -34,7 +35,7 @@ SEARCH = f"{PARTITIONS}search"
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     workers = args.hosts * args.workers_per_host
-    subject, systems = _systems(args.partitions, workers)
+    subject, systems = _systems(args.partitions, workers, args.system or [])
     console = Console(width=None if sys.stdout.isatty() else 150)
     options = Options(
         args.workers_per_host,
@@ -59,13 +60,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _systems(partitions: bool, workers: int) -> tuple[str, tuple[str, ...]]:
+def _systems(partitions: bool, workers: int, chosen: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """The one that is to be near the fastest, and all of them."""
     if partitions:
         numbers = (f"{PARTITIONS}{number}" for number in range(1, workers + 1))
         return SEARCH, (HYBRID, COMPUTATION, SEARCH, *(n for n in numbers if n in SYSTEMS))
     ours = (name for name, one in SYSTEMS.items() if one.module == "ours" and "/" not in one.option)
-    return AUTO, (HYBRID, COMPUTATION, *(name for name in ours if name != HYBRID))
+    return AUTO, tuple(dict.fromkeys([HYBRID, COMPUTATION, AUTO, *(chosen or ours)]))
 
 
 def table(result: Comparison, subject: str) -> str:
@@ -108,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--workload", action="append", choices=WORKLOADS, help="one or several (default: all)")
+    add("--system", action="append", choices=SYSTEMS, help="beside `auto`; default: all builders")
     add("--partitions", action="store_true", help="numbers of partitions in place of builders")
     add("--hosts", type=int, default=4, help="of the cluster")
     add("--workers-per-host", type=int, default=1, help="worker processes on each host")
