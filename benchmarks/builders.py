@@ -44,6 +44,8 @@ def main(arguments: list[str] | None = None) -> int:
         args.quick,
         "",
         args.memory * 1e9 if args.memory else memory_budget(),
+        # However tables are dealt, they take the same memory in all.
+        trials=not args.partitions,
     )
     results = []
     try:
