@@ -78,8 +78,9 @@ MODELS = {
 
 NOTES = """\
 The paper's ResNet is ResNet-50, and it has no VGG but Inception-v3 as its second dense model
-(PS 3.9k, AR 5.8k: 0.67). Its +OPAU and +OPSW (operations placed where their inputs are) are no
-switches here: parallax always works so, and starts messages early in every column.
+(PS 3.9k, AR 5.8k: 0.67). Its +OPAU and +OPSW (operations placed where their inputs are, casts and
+slices where fewer bytes cross) are no switches here: parallax always works so, and starts messages
+early in every column.
 Why figures differ:
 
 - PS / AR depends on how much of a step is communication, so on models and links. Of a dense
