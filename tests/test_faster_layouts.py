@@ -236,6 +236,23 @@ def test_a_copy_of_what_is_changed_later_is_made_again() -> None:
     torch.testing.assert_close(module(*inputs), step(*inputs))
 
 
+def test_what_is_not_known_is_given_the_usual_layout() -> None:
+    """Operations that rewriting put into a graph have no example values."""
+
+    def step(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> Any:
+        settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
+        z = aten.convolution(x, w, None, *settings)
+        return aten.convolution(z * (y + 1), w, None, *settings)
+
+    inputs = [torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4), torch.randn(3, 3, 3, 3)]
+    module = make_fx(step, tracing_mode="fake")(*inputs)
+    (added,) = (node for node in module.graph.nodes if node.target is aten.add.Tensor)
+    del added.meta["val"]
+    assert use_faster_layout(module.graph, always) == 2
+    module.recompile()
+    torch.testing.assert_close(module(*inputs), step(*inputs))
+
+
 def test_a_view_that_is_written_cannot_be_a_copy() -> None:
     def step(x: torch.Tensor, w: torch.Tensor) -> Any:
         settings = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)

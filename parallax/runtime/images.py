@@ -178,7 +178,8 @@ class _Layouts:
                 if _is_image(value := self._value(source))
                 and not value.is_contiguous(memory_format=LAST)
             }
-        if node.target in _ALIKE or _takes_any_layout(node):
+        known = all(self._value(source) is not None for source in node.all_input_nodes)
+        if known and (node.target in _ALIKE or _takes_any_layout(node)):
             try:
                 value = self._evaluate(node)
             except (RuntimeError, ValueError):
