@@ -21,6 +21,7 @@ from rich.console import Console
 
 from benchmarks.compare import Options, memory_budget, run
 from benchmarks.comparison import report
+from benchmarks.comparison.arguments import parser_for
 from benchmarks.comparison.launch import Launcher
 from benchmarks.comparison.report import Comparison, Row
 from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS
@@ -104,23 +105,16 @@ def _words(own: Row, best: Row) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.builders",
-        description="Time all builders of parallax, or numbers of partitions, on a cluster.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = parser_for(
+        "builders",
+        "Time all builders of parallax, or numbers of partitions, on a cluster.",
+        rounds=5,
     )
     add = parser.add_argument
     add("--workload", action="append", choices=WORKLOADS, help="one or several (default: all)")
     add("--system", action="append", choices=SYSTEMS, help="beside `auto`; default: all builders")
     add("--partitions", action="store_true", help="numbers of partitions in place of builders")
-    add("--hosts", type=int, default=4, help="of the cluster")
-    add("--workers-per-host", type=int, default=1, help="worker processes on each host")
-    add("--rate", default="1gbit", help="of each host's link; 'none' does not shape")
-    add("--rounds", type=int, default=5, help="turns of each")
-    add("--limit", type=float, default=180.0, help="seconds for one trial")
     add("--memory", type=float, help="GB for all workers together (default: most of what is free)")
-    add("--quick", action="store_true", help="tiny models: see that all works")
-    add("--json", help="write the figures to this file")
     return parser
 
 

@@ -22,6 +22,7 @@ import msgspec
 from rich.console import Console
 
 from benchmarks.comparison import report
+from benchmarks.comparison.arguments import parser_for
 from benchmarks.comparison.launch import Launcher, TaskError
 from benchmarks.comparison.report import Comparison
 from benchmarks.comparison.values import Contestant, Task, Trial, Turn
@@ -233,10 +234,8 @@ def _in_words(trial: Trial | str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.compare",
-        description="Time training steps of parallax and of other systems on a virtual cluster.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = parser_for(
+        "compare", "Time training steps of parallax and of other systems on a virtual cluster."
     )
     add = parser.add_argument
     add(
@@ -246,15 +245,8 @@ def _parser() -> argparse.ArgumentParser:
         help="one or several (default: all)",
     )
     add("--system", action="append", choices=SYSTEMS, help="one or several (default: whole ones)")
-    add("--hosts", type=int, default=4, help="of the cluster")
-    add("--workers-per-host", type=int, default=1, help="worker processes on each host")
-    add("--rate", default="1gbit", help="of each host's link; 'none' does not shape")
-    add("--rounds", type=int, default=7, help="turns of each system; slow ones take three")
-    add("--limit", type=float, default=180.0, help="seconds for one system's trial")
     add("--memory", type=float, help="GB for all workers together (default: most of what is free)")
     add("--packages", default="", help="directory with TorchRec, see benchmarks/peers/torchrec.txt")
-    add("--quick", action="store_true", help="tiny models: see that all works")
-    add("--json", help="write the figures to this file")
     add("--markdown", help="write the tables to this file")
     add("--plot", help="draw the step times to this file, if matplotlib is installed")
     return parser

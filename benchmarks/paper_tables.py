@@ -25,6 +25,7 @@ from rich.console import Console
 
 from benchmarks.compare import Options, run
 from benchmarks.comparison import report
+from benchmarks.comparison.arguments import parser_for
 from benchmarks.comparison.launch import Launcher
 from benchmarks.comparison.limits import lookups_of_step
 from benchmarks.comparison.report import Comparison
@@ -240,20 +241,14 @@ def _turns(result: Comparison, *systems: str) -> list[Turn]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.paper_tables",
-        description="Tables 1 and 4 of the Parallax paper, in shape, on a virtual cluster.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = parser_for(
+        "paper_tables",
+        "Tables 1 and 4 of the Parallax paper, in shape, on a virtual cluster.",
+        workers_per_host=2,
+        rate="100mbit",
     )
     add = parser.add_argument
     add("--model", action="append", choices=MODELS, help="one or several (default: all)")
-    add("--hosts", type=int, default=4, help="of the cluster")
-    add("--workers-per-host", type=int, default=2, help="worker processes on each host")
-    add("--rate", default="100mbit", help="of each host's link; 'none' does not shape")
-    add("--rounds", type=int, default=7, help="turns of each way to train")
-    add("--limit", type=float, default=180.0, help="seconds for the trial of one of them")
-    add("--quick", action="store_true", help="tiny models: see that all works")
-    add("--json", help="write the figures to this file")
     add("--markdown", help="write the tables to this file")
     return parser
 

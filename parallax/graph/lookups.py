@@ -166,7 +166,7 @@ class RowGradient:
     coo: bool
 
 
-def row_gradient(node: Node, shape: torch.Size) -> RowGradient | None:
+def row_gradient(node: Any, shape: torch.Size) -> RowGradient | None:
     """How ``node`` is made of scattered rows, or None if other operations take part."""
     terms: list[Node] = []
     sums: list[Node] = []

@@ -20,24 +20,24 @@ from parallax.graph.lookups import Lookup, gradient_values
 
 aten: Any = torch.ops.aten
 
-# They leave the last dimension, in which a row's values lie, as it is or do not.
-_VIEWS = {
+# Of views with as many columns as before, more than one, those whose columns are the same.
+_KEEP_LAST = {
     aten.view.default,
     aten._unsafe_view.default,
     aten.reshape.default,
     aten.unsqueeze.default,
     aten.squeeze.dim,
-    aten.transpose.int,
-    aten.permute.default,
-    aten.t.default,
-    aten.select.int,
     aten.slice.Tensor,
     aten.expand.default,
     aten.detach.default,
     aten.alias.default,
 }
-
-
+_VIEWS = _KEEP_LAST | {
+    aten.transpose.int,
+    aten.permute.default,
+    aten.t.default,
+    aten.select.int,
+}
 _COPIES = {aten._to_copy.default, aten.clone.default}
 _SHAPE_ONLY = {
     aten.empty_like.default,
@@ -120,20 +120,6 @@ def _uses(node: Node, start: int, end: int, in_columns: bool) -> list[_Use]:
             same = user.target in _KEEP_LAST and _as_many_columns(user, node)
             found += _uses(user, start, end, in_columns and same)
     return found
-
-
-# Of views with as many columns as before, more than one, those whose columns are the same.
-_KEEP_LAST = {
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten.unsqueeze.default,
-    aten.squeeze.dim,
-    aten.slice.Tensor,
-    aten.expand.default,
-    aten.detach.default,
-    aten.alias.default,
-}
 
 
 def _nonzero(values: Node) -> tuple[int, int]:

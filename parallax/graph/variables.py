@@ -220,11 +220,8 @@ def _sparse_or_not(
             {str(node.target).removesuffix(".default") for node in component.whole_reads}
         )
         reason = f"it is also read as a whole by {', '.join(reads)}"
-    for mark in gradients:
-        source = mark.args[0]
-        rows = (
-            row_gradient(source, torch.Size(variable.shape)) if isinstance(source, Node) else None
-        )
+    sums = [row_gradient(mark.args[0], torch.Size(variable.shape)) for mark in gradients]
+    for rows in sums:
         if rows is None:
             reason = reason or "its gradient is not a sum of looked-up rows"
         elif any(origin(gradient_ids(term), ids) is None for term in rows.terms):
@@ -233,28 +230,15 @@ def _sparse_or_not(
             reason = reason or "ids of one lookup depend on the rows of another"
         elif len({padding_id(term) for term in rows.terms}) > 1:
             reason = reason or "its lookups leave out different padding rows"
-    read = RowsRead()
-    if not reason:
-        sums = (row_gradient(mark.args[0], torch.Size(variable.shape)) for mark in gradients)  # type: ignore[arg-type]
-        terms = [term for rows in sums if rows is not None for term in rows.terms]
-        read = rows_read(lookups, terms, variable.shape[1:])
-    bags = not reason and all(is_plain_bag(lookup.node) for lookup in lookups)
+    terms = [term for rows in sums if rows is not None for term in rows.terms]
+    bags = all(is_plain_bag(lookup.node) for lookup in lookups)
     return replace(
         variable,
         sparse=not reason,
         dense_reason=reason,
-        read=read,
-        bags=bags and all(_is_of_bags(gradient, variable) for gradient in gradients),
+        read=RowsRead() if reason else rows_read(lookups, terms, variable.shape[1:]),
+        bags=not reason and bags and all(bag_of(term) is not None for term in terms),
     )
-
-
-def _is_of_bags(mark: Node, variable: Variable) -> bool:
-    """Whether a gradient is a sum of gradients of bags."""
-    source = mark.args[0]
-    assert isinstance(source, Node)
-    rows = row_gradient(source, torch.Size(variable.shape))
-    assert rows is not None
-    return all(bag_of(term) is not None for term in rows.terms)
 
 
 def _readers(term: Node, lookups: list[Lookup]) -> list[Node]:

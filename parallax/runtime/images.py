@@ -11,6 +11,7 @@ does a layer that is faster there.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -180,12 +181,9 @@ class _Layouts:
             }
         known = all(self._value(source) is not None for source in node.all_input_nodes)
         if known and (node.target in _ALIKE or _takes_any_layout(node)):
-            try:
-                value = self._evaluate(node)
-            except (RuntimeError, ValueError):
-                pass  # a view that images in this layout do not have
-            else:
-                self._note(node, value)
+            # Images in this layout do not have every view.
+            with contextlib.suppress(RuntimeError, ValueError):
+                self._note(node, self._evaluate(node))
                 return True
         elif node.target is operator.getitem:
             self._note(node, self._value(node.all_input_nodes[0])[node.args[1]])
