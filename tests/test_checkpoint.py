@@ -17,8 +17,15 @@ KINDS = (
 )
 
 
-@pytest.mark.parametrize("option", ["HYBRID", "PS", "AR"])
-@pytest.mark.parametrize("kind", KINDS, ids="-".join)
+# Each kind with one option, and the first with all; the long checks have the others.
+RESUMED = [
+    pytest.param(kind, option, marks=[] if place == 0 or turn == place % 3 else [pytest.mark.long])
+    for place, kind in enumerate(KINDS)
+    for turn, option in enumerate(("HYBRID", "PS", "AR"))
+]
+
+
+@pytest.mark.parametrize(("kind", "option"), RESUMED, ids=str)
 def test_a_loaded_state_goes_on(pool: Pool, kind: tuple[str, str, str], option: str) -> None:
     """Loaded before the first step, after it (slots are new), and into a settled run."""
     for size, before in ((2, 0), (3, 1), (2, 2)):

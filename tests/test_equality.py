@@ -27,19 +27,14 @@ WORLDS = [("HYBRID", 1), ("HYBRID", 2), ("HYBRID", 3), ("HYBRID", 4), ("PS", 3),
 @pytest.mark.parametrize("model", equality.MODELS)
 def test_equals_one_device(pool: Pool, option: str, model: str, size: int) -> None:
     cases = _short(model, size)
-    # Rotating over the matrix keeps the suite short; test_whole_matrix runs everything.
+    # Rotating over the matrix keeps the suite short; the long checks take the other cases.
     chosen = cases[(size + OPTIONS.index(option)) % 3 :: 3]
     for found in pool.run(size, equality.compare, option, chosen):
         assert set(found) == {"-".join(case) for case in chosen}
         assert max(found.values()) < 1e-10, found
 
 
-@pytest.mark.long
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-@pytest.mark.parametrize("option", OPTIONS)
-def test_whole_matrix(pool: Pool, option: str, size: int) -> None:
-    cases = equality.all_cases()
+def _matrix(pool: Pool, option: str, size: int, cases: list[tuple[str, str, str]]) -> None:
     worst: dict[str, float] = {}
     for start in range(0, len(cases), 20):
         part = cases[start : start + 20]
@@ -48,3 +43,21 @@ def test_whole_matrix(pool: Pool, option: str, size: int) -> None:
                 worst[name] = max(value, worst.get(name, 0.0))
     assert len(worst) == len(cases)
     assert max(worst.values()) < 1e-10, {n: v for n, v in worst.items() if not v < 1e-10}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_case_with_every_option(pool: Pool, option: str, size: int) -> None:
+    """The matrix with each of its cases at one size per option; at another one with the next."""
+    place = size + OPTIONS.index(option)
+    _matrix(pool, option, size, equality.all_cases()[place % 4 :: 4])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_whole_matrix(pool: Pool, option: str, size: int) -> None:
+    _matrix(pool, option, size, equality.all_cases())

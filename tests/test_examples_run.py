@@ -26,6 +26,9 @@ SMALL_LM = [
 ]
 
 
+SHORT = {("sgd", "2"), ("adagrad", "2"), ("adam", "1")}
+
+
 def run(module: str, *flags: str) -> str:
     """The output of ``python -m module flags``, which must succeed."""
     done = subprocess.run(
@@ -58,8 +61,16 @@ def test_the_residual_network_learns(workers: str, tmp_path: Path) -> None:
     assert float(re.findall(r"test accuracy *│ *([\d.]+)%", output)[0]) > 60
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "adam"])
+MODELS = [
+    pytest.param(
+        optimizer, workers, marks=[] if (optimizer, workers) in SHORT else pytest.mark.long
+    )
+    for optimizer in ("sgd", "adagrad", "adam")
+    for workers in ("1", "2")
+]
+
+
+@pytest.mark.parametrize(("optimizer", "workers"), MODELS)
 def test_the_language_model_runs(workers: str, optimizer: str, tmp_path: Path) -> None:
     text = tmp_path / "text.py"
     text.write_text((Path(sysconfig.get_paths()["stdlib"]) / "argparse.py").read_text())

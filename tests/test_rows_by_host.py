@@ -23,7 +23,7 @@ CASES = [
     ("option", "hosts"),
     [
         ("HYBRID", HOSTS[0]),
-        ("HYBRID", HOSTS[1]),
+        pytest.param("HYBRID", HOSTS[1], marks=pytest.mark.long),
         ("AR", HOSTS[1]),
         pytest.param("PS", HOSTS[0], marks=pytest.mark.long),
         ("PS", HOSTS[1]),

@@ -13,6 +13,7 @@ import torch
 
 from parallax.errors import UnsupportedError
 from parallax.graph.discovery import StepObjects
+from parallax.graph.recurrent import whole_layers
 from parallax.graph.scalars import symbolic_math
 from parallax.graph.state import Leaf
 from parallax.graph.torch_internals import (
@@ -74,6 +75,7 @@ def prepared(
         stack.enter_context(without_foreach())
         stack.enter_context(symbolic_math())
         stack.enter_context(without_fused_rnn())
+        stack.enter_context(whole_layers())
         stack.enter_context(torch.enable_grad())
         yield
 

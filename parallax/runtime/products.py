@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from parallax.ops import recurrent  # noqa: F401  (has the layers)
 from parallax.ops.kernels import onednn_product
 from parallax.runtime.timing import is_clearly_faster, is_plain
 
@@ -24,6 +25,12 @@ aten: Any = torch.ops.aten
 
 MOST_NUMBERS = 1 << 24
 """In all matrices of a product that is timed; of a larger one a smaller likeness is."""
+
+_LAYERS: dict[Any, tuple[int, int]] = {
+    torch.ops.parallax.lstm.default: (4, 1),
+    torch.ops.parallax.lstm_backward.default: (7, 5),
+}
+"""By operation, which of its arguments are cells, [batch, hidden], and the weight of outputs."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,9 @@ def use_faster_products(graph: Graph, is_faster: Callable[[Product], bool] | Non
         is_faster = onednn_is_faster
     replaced = 0
     for node in list(graph.nodes):
+        if node.target in _LAYERS:
+            replaced += _in_layer(node, is_faster)
+            continue
         factors = _factors(node)
         if factors is None or not is_faster(_product(*factors)):
             continue
@@ -88,6 +98,21 @@ def use_faster_products(graph: Graph, is_faster: Callable[[Product], bool] | Non
             graph.erase_node(right)
         replaced += 1
     return replaced
+
+
+def _in_layer(layer: Node, is_faster: Callable[[Product], bool]) -> bool:
+    """Let the steps of a recurrent layer compute their products in oneDNN if that is faster."""
+    cells, weight = (layer.args[place] for place in _LAYERS[layer.target])
+    assert isinstance(cells, Node)
+    assert isinstance(weight, Node)
+    state, matrix = cells.meta.get("val"), weight.meta.get("val")
+    if not is_plain(state) or not is_plain(matrix):
+        return False
+    columns, inner = matrix.shape
+    if not is_faster(Product(state.shape[0], inner, columns, False, True, True)):
+        return False
+    layer.kwargs = {**layer.kwargs, "onednn": True}
+    return True
 
 
 def _factors(node: Node) -> tuple[Node, Node, Node | None] | None:
