@@ -6,6 +6,7 @@ recorded; all state is lifted to inputs. The user's objects are left as they wer
 
 from __future__ import annotations
 
+import functools
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +21,7 @@ from parallax.graph.cleanup import clean
 from parallax.graph.discovery import StepObjects
 from parallax.graph.products import join_products
 from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
+from parallax.graph.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.snapshot import Snapshot
 from parallax.graph.state import Leaf, leaves
 from parallax.graph.step_graph import COMPUTED, GraphInput, GraphOutput, HostCall, StepGraph
@@ -55,6 +57,7 @@ def capture(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     devices: Mapping[str, torch.device] | None = None,
+    varying: Mapping[Place, int] | None = None,
 ) -> StepGraph:
     """Capture ``step(*args, **kwargs)``.
 
@@ -63,6 +66,7 @@ def capture(
         objects: what the step reaches; every tensor in it becomes an input of the graph.
         args, kwargs: one batch. Tensors and floats are inputs, anything else is a constant.
         devices: where parameters that have no storage yet will live, by name.
+        varying: sizes of the batch that are to be symbols; equal numbers are equal sizes.
 
     Returns:
         The step as one graph, with gradients marked by ``parallax::gradient``.
@@ -72,11 +76,14 @@ def capture(
         DataDependentError: control flow depends on values of tensors.
         ModelError: the step has no backward, or carries gradients from one call to the next.
     """
-    graph, carried = _capture_once(step, objects, args, kwargs, devices or {}, frozenset())
+    once = functools.partial(
+        _capture_once, step, objects, args, kwargs, devices or {}, varying or {}
+    )
+    graph, carried = once(frozenset())
     if carried:
         # The step may clear them in a way that capture cannot see (p.grad = None): look again
         # with a gradient in place, and refuse only if the step really reads it.
-        _, still = _capture_once(step, objects, args, kwargs, devices or {}, frozenset(carried))
+        _, still = once(frozenset(carried))
         if still:
             raise ModelError(
                 "The step adds to gradients that the previous call left: "
@@ -95,6 +102,7 @@ def _capture_once(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     devices: Mapping[str, torch.device],
+    varying: Mapping[Place, int],
     sentinels: frozenset[str],
 ) -> tuple[StepGraph, list[str]]:
     state = leaves(objects)
@@ -110,7 +118,8 @@ def _capture_once(
     # While they are swapped, it is the stand-ins that hold the real values.
     real_values.update((leaf.name, fake) for leaf, fake in zip(tensors, fakes, strict=True))
     number_fakes = [_number_tensor(mode, leaf.value) for leaf in numbers]
-    batch_fakes = [_batch_tensor(mode, batch[i]) for i in lifted]
+    sizes = BatchSizes(env, varying, shapes_of(batch))
+    batch_fakes = [_batch_tensor(mode, batch[i], sizes, i) for i in lifted]
     reals = [leaf.value for leaf in tensors]
     inputs = tuple(
         [GraphInput("state", leaf.name) for leaf in tensors]
@@ -184,6 +193,7 @@ def _capture_once(
         constants=traced.constants,
         calls=traced.calls,
         guards=guards,
+        sizes=sizes if varying else None,
         notes=recording.notes,
     )
     clean(graph)
@@ -205,10 +215,14 @@ def _number_tensor(mode: FakeTensorMode, value: float | int) -> torch.Tensor:
         return torch.empty((), dtype=dtype)
 
 
-def _batch_tensor(mode: FakeTensorMode, value: torch.Tensor | float) -> torch.Tensor:
+def _batch_tensor(
+    mode: FakeTensorMode, value: torch.Tensor | float, sizes: BatchSizes, index: int
+) -> torch.Tensor:
     if isinstance(value, float):
         return _number_tensor(mode, value)
-    fake = fake_like(mode, value.detach(), value.device)
+    fake = sizes.tensor(mode, index, value)
+    if fake is None:
+        fake = fake_like(mode, value.detach(), value.device)
     return fake.requires_grad_(value.requires_grad)
 
 

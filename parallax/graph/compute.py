@@ -10,6 +10,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
+from parallax.graph.sizes import size_of
+
 WORTH_A_MESSAGE = 50_000_000
 """Operations that take about as long as one more message costs: a millisecond on a CPU core."""
 
@@ -39,7 +41,7 @@ def _count(node: Node) -> int:
     value: Any = lambda n: n.meta.get("val")  # noqa: E731
     args = map_arg(node.args, value)
     kwargs = map_arg(node.kwargs, value)
-    return int(_formula(node)(*args, **kwargs, out_val=node.meta.get("val")))
+    return size_of(_formula(node)(*args, **kwargs, out_val=node.meta.get("val"))) or 0
 
 
 def split_by_compute(

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from parallax.graph.sizes import same_shape
+
 aten: Any = torch.ops.aten
 
 
@@ -39,11 +41,12 @@ class Product:
         return _plain(left, True), _plain(right, False)
 
     @property
-    def rows(self) -> int:
-        """K, the rows of U and V."""
+    def size(self) -> int:
+        """K, the rows of U and V; a symbol, where it depends on sizes that vary."""
         left = self.node.args[0]
         assert isinstance(left, Node)
-        return int(left.meta["val"].shape[1])
+        size: int = left.meta["val"].shape[1]
+        return size
 
 
 def _plain(node: Node, transposed: bool) -> tuple[Node, bool]:
@@ -78,5 +81,5 @@ def products_of(mark: Node) -> list[Product]:
 
 
 def _of_equal_shape(node: Node) -> bool:
-    shapes = [a.meta["val"].shape if isinstance(a, Node) else None for a in node.args]
-    return all(shape == node.meta["val"].shape for shape in shapes)
+    own = node.meta["val"].shape
+    return all(isinstance(a, Node) and same_shape(a.meta["val"].shape, own) for a in node.args)

@@ -18,6 +18,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.lookups import lookup_of
+from parallax.graph.sizes import same_size
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -181,7 +182,11 @@ class _Follower:
         if not isinstance(node, Node):
             return False
         value = node.meta.get("val")
-        return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == self.rows
+        return (
+            isinstance(value, torch.Tensor)
+            and value.dim() > 0
+            and same_size(value.shape[0], self.rows)
+        )
 
     def fail(self, reason: str) -> None:
         if not self.component.obstacle:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from parallax.graph.sizes import same_shape
+
 aten: Any = torch.ops.aten
 
 _IDS_ARGUMENT = {
@@ -174,7 +176,7 @@ def row_gradient(node: Any, shape: torch.Size) -> RowGradient | None:
     coo: set[bool] = set()
 
     def visit(n: Any) -> bool:
-        if not isinstance(n, Node) or tuple(n.meta["val"].shape) != tuple(shape):
+        if not isinstance(n, Node) or not same_shape(n.meta["val"].shape, shape):
             return False
         if n.target in _ADD and not n.kwargs and all(isinstance(a, Node) for a in n.args[:2]):
             sums.append(n)

@@ -8,6 +8,7 @@ for comes sooner, and after them there is computation left during which gradient
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch.fx.node import map_arg
 
 from parallax.graph.aliases import base_of, writes_to
 from parallax.graph.cleanup import remove_dead
+from parallax.graph.sizes import same_shape, sizes_of
 
 aten: Any = torch.ops.aten
 
@@ -60,7 +62,9 @@ def _is_sum(node: Node) -> bool:
     values = [a.meta.get("val") if isinstance(a, Node) else None for a in node.args]
     own = node.meta.get("val")
     return isinstance(own, torch.Tensor) and all(
-        isinstance(value, torch.Tensor) and value.shape == own.shape and value.dtype is own.dtype
+        isinstance(value, torch.Tensor)
+        and same_shape(value.shape, own.shape)
+        and value.dtype is own.dtype
         for value in values
     )
 
@@ -109,9 +113,11 @@ def _factors(product: Node) -> tuple[Node, Node]:
 def _pays(products: list[Node]) -> bool:
     """Whether stacking the factors copies less than adding up reads and writes."""
     stacked = sum(
-        factor.meta["val"].numel() for product in products for factor in _factors(product)
+        math.prod(sizes_of(factor.meta["val"]))
+        for product in products
+        for factor in _factors(product)
     )
-    added = sum(product.meta["val"].numel() for product in products[1:])
+    added = sum(math.prod(sizes_of(product.meta["val"])) for product in products[1:])
     return bool(stacked < 2 * added)
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.lookups import Lookup, gradient_values
+from parallax.graph.sizes import same_shape, same_size, size_of
 
 aten: Any = torch.ops.aten
 
@@ -128,7 +129,9 @@ def _nonzero(values: Node) -> tuple[int, int]:
     shape = values.meta["val"].shape
     if values.target in (aten.add.Tensor, aten.add_.Tensor):
         parts = [_nonzero(one) for one in arguments[:2] if isinstance(one, Node)]
-        if len(parts) == 2 and all(one.meta["val"].shape == shape for one in arguments[:2]):
+        if len(parts) == 2 and all(
+            same_shape(one.meta["val"].shape, shape) for one in arguments[:2]
+        ):
             return min(start for start, _ in parts), max(end for _, end in parts)
     elif values.target is aten.slice_backward.default:
         gradient, sizes, dimension, *bounds = arguments
@@ -149,7 +152,9 @@ def _within(columns: tuple[int, int], start: int, end: int) -> bool:
 
 def _as_many_columns(one: Node, other: Node) -> bool:
     first, second = one.meta["val"].shape, other.meta["val"].shape
-    return bool(first and second and first[-1] == second[-1] > 1)
+    return bool(
+        first and second and same_size(first[-1], second[-1]) and (size_of(first[-1]) or 0) > 1
+    )
 
 
 def _is_narrower(made: Any, value: torch.Tensor) -> bool:

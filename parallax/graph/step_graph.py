@@ -10,6 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.graph.scalars import ScalarGuard
+from parallax.graph.sizes import BatchSizes
 
 InputKind = Literal["state", "number", "batch", "shard"]
 OutputKind = Literal["return", "state", "call"]
@@ -86,6 +87,8 @@ class StepGraph:
     """New values of state leaves that do not depend on any input (a counter's first value)."""
     calls: tuple[HostCall, ...] = ()
     guards: tuple[ScalarGuard, ...] = ()
+    sizes: BatchSizes | None = None
+    """What is known of sizes that may vary; None if the graph is for one batch shape only."""
     notes: list[str] = field(default_factory=list)
     _named: _Named | None = field(default=None, init=False, repr=False, compare=False)
 

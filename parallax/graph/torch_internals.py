@@ -6,14 +6,19 @@ Everything else in the package uses documented torch. Works with torch 2.11 to 2
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    GuardOnDataDependentSymNode,
+    ShapeEnv,
+)
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -24,9 +29,11 @@ __all__ = [
     "GuardOnDataDependentSymNode",
     "ShapeEnv",
     "evaluate",
+    "expression",
     "fake_like",
     "fake_mode",
     "get_proxy_mode",
+    "new_size",
     "outside_tracing",
     "raw_ptr_ranges",
     "replace_tensor",
@@ -77,6 +84,13 @@ def fake_mode(env: ShapeEnv) -> FakeTensorMode:
 
     converter.from_real_tensor = without_constant
     return mode
+
+
+def new_size(env: ShapeEnv, name: str, value: int) -> tuple[Any, torch.SymInt]:
+    """A symbol for a size that is ``value`` now, at least 2; and the size itself."""
+    symbol = env.create_symbol(value, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC)
+    size: Any = env.create_symintnode(symbol, hint=value, source=ConstantSource(name))
+    return symbol, size
 
 
 def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.fx.GraphModule:
@@ -176,6 +190,18 @@ def outside_tracing() -> Iterator[None]:
 def evaluate(expression: Any, values: dict[Any, float | int]) -> Any:
     """The value of a symbolic expression with Python's own arithmetic."""
     return sympy_interp(PythonReferenceAnalysis, values, expression)
+
+
+def expression(symbolic: Any, values: Mapping[Any, torch.fx.Node]) -> int | torch.fx.Node:
+    """The nodes that compute a symbolic expression, put where the graph is being written."""
+    if not symbolic.free_symbols:
+        return int(symbolic)
+    proxies = {
+        symbol: torch.fx.Proxy(node, torch.fx.proxy.GraphAppendingTracer(node.graph))
+        for symbol, node in values.items()
+    }
+    result: torch.fx.Node = sympy_interp(PythonReferenceAnalysis, proxies, symbolic).node
+    return result
 
 
 @contextlib.contextmanager

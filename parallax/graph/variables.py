@@ -28,6 +28,7 @@ from parallax.graph.lookups import (
     scales_by_frequency,
 )
 from parallax.graph.reads import RowsRead, rows_read
+from parallax.graph.sizes import size_of
 from parallax.graph.stages import Stage, stages
 from parallax.graph.state import Leaf
 from parallax.graph.step_graph import StepGraph
@@ -185,7 +186,7 @@ def analyze(
             trainable=name in gradients,
             lookups=tuple(lookup.node.name for lookup in found),
             factors=tuple((u.name, v.name) for (u, _), (v, _) in (p.factors for p in products)),
-            factor_rows=sum(product.rows for product in products),
+            factor_rows=size_of(sum(product.size for product in products)) or 0,
             gradient=gradients[name][-1].name if name in gradients else None,
             slots=own,
             shadows=tuple(

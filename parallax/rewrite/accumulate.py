@@ -16,6 +16,7 @@ from torch.fx import Graph, Node
 
 from parallax.graph.operations import is_view, is_write
 from parallax.graph.products import is_written_after
+from parallax.graph.sizes import same_shape
 from parallax.rewrite.context import Rewriting
 
 aten: Any = torch.ops.aten
@@ -57,7 +58,7 @@ def _same_shape(node: Node) -> bool:
     return (
         isinstance(left, torch.Tensor)
         and isinstance(right, torch.Tensor)
-        and left.shape == right.shape
+        and same_shape(left.shape, right.shape)
         and left.dtype is right.dtype
         and left.layout is right.layout is torch.strided
         and left.dtype.is_floating_point

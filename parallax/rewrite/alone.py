@@ -6,6 +6,7 @@ import math
 
 from torch.fx import Node
 
+from parallax.graph.sizes import sizes_of
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.touched_rows import can_touch_only_rows
 from parallax.strategy.data import Strategy, VariableStrategy
@@ -32,7 +33,7 @@ def _pays(work: Rewriting, name: str) -> bool:
     if not variable.sparse or not variable.trainable or variable.lazy:
         return False
     ids: list[Node] = [lookup.ids for lookup in work.analysis.lookups[name]]
-    count = sum(math.prod(node.meta["val"].shape) for node in dict.fromkeys(ids))
-    if not isinstance(count, int) or count * ROWS_PER_ID > variable.rows:
+    count = sum(math.prod(sizes_of(node.meta["val"])) for node in dict.fromkeys(ids))
+    if not count or count * ROWS_PER_ID > variable.rows:
         return False
     return can_touch_only_rows(work, name, work.analysis.gradients[name])

@@ -7,9 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.fx import Graph, Node
 
 from parallax.graph.step_graph import GraphInput, StepGraph
+from parallax.graph.torch_internals import expression
 from parallax.graph.variables import Analysis
 from parallax.ops.resources import ResourceSpec
 from parallax.strategy.data import Strategy
@@ -127,6 +129,26 @@ class Rewriting:
     def call(self, function: Callable[..., Any], *args: Any) -> Node:
         """A call at the graph's insertion point."""
         return self.graph.call_function(function, args)
+
+    def size(self, value: int | torch.SymInt) -> int | Node:
+        """A size that is known with the batch, computed at the graph's insertion point."""
+        sizes = self.step.sizes
+        if isinstance(value, int) or sizes is None or value.node.hint is None:
+            return int(value)
+        batch = {
+            item.index: node
+            for item, node in zip(
+                self.step.inputs,
+                self.step.placeholders()[len(self.resource_nodes) :],
+                strict=True,
+            )
+            if item.kind == "batch"
+        }
+        parts: dict[Any, Node] = {}
+        for symbol in value.node.expr.free_symbols:
+            index, dimension = next(place for place in sizes.places(symbol) if place[0] in batch)
+            parts[symbol] = self.call(torch.ops.aten.sym_size.int, batch[index], dimension)
+        return expression(value.node.expr, parts)
 
     def item(self, source: Node, index: int) -> Node:
         """``source[index]`` at the graph's insertion point."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from torch.fx import Node
 
 from parallax.graph.compute import operations
 from parallax.graph.operations import is_view
+from parallax.graph.sizes import sizes_of
 from parallax.graph.variables import Variable
 from parallax.ops import resources as ops
 from parallax.rewrite.context import WorkerGraph
@@ -122,8 +124,8 @@ def _bytes(node: Node, touched: Mapping[tuple[int, ...], float]) -> int:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return 0
-    share = touched.get(tuple(value.shape), 1.0)
-    return round(share * value.numel() * value.element_size())
+    sizes = sizes_of(value)
+    return round(touched.get(sizes, 1.0) * math.prod(sizes) * value.element_size())
 
 
 def _pull_rows(reading: _Reading, node: Node, spec: Any) -> None:

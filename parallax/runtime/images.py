@@ -26,6 +26,7 @@ from torch.fx.node import map_arg
 
 from parallax.graph.aliases import base_of, writes_to
 from parallax.graph.operations import is_view, written_inputs
+from parallax.graph.sizes import sizes_of
 from parallax.runtime.timing import best_of, is_plain
 
 aten: Any = torch.ops.aten
@@ -225,7 +226,7 @@ class _Layouts:
             (source, layout) for each in self._wanted.values() for source, layout in each.items()
         }
         for source, _ in pairs:
-            yield tuple(self._value(source).shape)
+            yield sizes_of(self._value(source))
 
     def write(self) -> None:
         """Bring the images to their layouts in the graph."""
@@ -288,7 +289,7 @@ def _convolution(node: Node) -> Convolution | None:
     values: list[Any] = [one.meta.get("val") for one in tensors]
     if not all(is_plain(v) and v.dim() == 4 and v.is_contiguous() for v in values):
         return None
-    shapes = [tuple(value.shape) for value in values]
+    shapes = [sizes_of(value) for value in values]
     settings = (_frozen(sizes), *(_frozen(one) for one in rest))
     if gradient is None:
         return Convolution(shapes[0], shapes[1], settings)

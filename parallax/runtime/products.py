@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from parallax.graph.sizes import same_shape, sizes_of
 from parallax.ops import recurrent  # noqa: F401  (has the layers)
 from parallax.ops.kernels import onednn_product
 from parallax.runtime.timing import is_clearly_faster, is_plain
@@ -108,8 +109,8 @@ def _in_layer(layer: Node, is_faster: Callable[[Product], bool]) -> bool:
     state, matrix = cells.meta.get("val"), weight.meta.get("val")
     if not is_plain(state) or not is_plain(matrix):
         return False
-    columns, inner = matrix.shape
-    if not is_faster(Product(state.shape[0], inner, columns, False, True, True)):
+    columns, inner = sizes_of(matrix)
+    if not is_faster(Product(sizes_of(state)[0], inner, columns, False, True, True)):
         return False
     layer.kwargs = {**layer.kwargs, "onednn": True}
     return True
@@ -131,7 +132,7 @@ def _factors(node: Node) -> tuple[Node, Node, Node | None] | None:
         return None
     if bias is not None:
         added = bias.meta.get("val")
-        if added is None or added.shape != right.meta["val"].shape[1:]:
+        if added is None or not same_shape(added.shape, right.meta["val"].shape[1:]):
             return None
     return left, right, bias
 
@@ -145,10 +146,11 @@ def _turned(value: torch.Tensor) -> bool | None:
 
 def _product(left: Node, right: Node, bias: Node | None) -> Product:
     one, other = left.meta["val"], right.meta["val"]
+    rows, inner = sizes_of(one)
     return Product(
-        one.shape[0],
-        one.shape[1],
-        other.shape[1],
+        rows,
+        inner,
+        sizes_of(other)[1],
         bool(_turned(one)),
         bool(_turned(other)),
         bias is not None,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from parallax.errors import ConfigError, StrategyError, UnsupportedError
 from parallax.graph.capture import capture
 from parallax.graph.checks import batch_norms, check_batch, check_state, check_unchanged
 from parallax.graph.discovery import StepObjects
+from parallax.graph.sizes import Place
 from parallax.graph.state import Leaf, aliases
 from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
@@ -36,6 +36,7 @@ from parallax.runtime.plan import GraphView, Pace, Plan, measured
 from parallax.runtime.probe import measure_network
 from parallax.runtime.products import use_faster_products
 from parallax.runtime.program import Program
+from parallax.runtime.programs import Programs
 from parallax.runtime.resharding import Partitions
 from parallax.runtime.resources import ResourcePool
 from parallax.runtime.signature import Signature, SignatureReader, structure
@@ -58,8 +59,6 @@ from parallax.strategy.registry import synchronizer
 from parallax.strategy.timeline import Item, Speed, StepTime, predict
 from parallax.strategy.verify import verify
 
-MAX_PROGRAMS = 32
-
 logger = logging.getLogger("parallax")
 
 
@@ -68,8 +67,8 @@ class Runner:
 
     Made by :func:`parallax.get_runner`. The first call of :meth:`run` captures the step, agrees
     with the other workers, decides how each variable is synchronised and rewrites the graph;
-    later calls replay it. A batch of another shape, or another train/eval mode, is captured when
-    it comes and kept (the 32 used last).
+    later calls replay it. When a batch of another shape comes, the step is captured once more, for
+    all sizes; another train/eval mode is captured when it comes (the 32 used last are kept).
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Runner:
         check_state(objects)
         self._state = StateTable(objects, world.rank, world.size)
         self._signatures = SignatureReader(objects)
-        self._programs: OrderedDict[Signature, list[Program]] = OrderedDict()
+        self._programs = Programs()
         self._control = StepControl(world, 1)
         self._resources = ResourcePool(world, self._control)
         self._strategy: Strategy | None = None
@@ -181,24 +180,28 @@ class Runner:
     def _program(
         self, signature: Signature, batch: tuple[Any, ...], named: Mapping[str, Any]
     ) -> Program:
-        candidates = self._programs.get(signature)
-        if candidates is not None:
-            self._programs.move_to_end(signature)
-            for program in candidates:
-                if program.guards_hold():
-                    self._last = program
-                    return program
-        program = self._prepare(batch, named)
-        self._programs.setdefault(signature, []).append(program)
-        while len(self._programs) > MAX_PROGRAMS:
-            self._programs.popitem(last=False)
+        program = self._programs.find(signature)
+        if program is None:
+            varying = self._programs.varying(signature)
+            program = self._prepare(batch, named, varying)
+            self._programs.add(signature, program, varying)
         self._last = program
         return program
 
-    def _prepare(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> Program:
+    def _prepare(
+        self, batch: tuple[Any, ...], named: Mapping[str, Any], varying: Mapping[Place, int]
+    ) -> Program:
         first = self._strategy is None
-        description, analysis = self._analyze(batch, named)
-        rewritten = self._rewrite(analysis)
+        try:
+            description, analysis = self._analyze(batch, named, varying)
+            rewritten = self._rewrite(analysis)
+        except Exception:
+            if not varying:
+                raise
+            # What sizes mean to the step may be more than symbols can say.
+            logger.debug("the step is captured for this shape alone", exc_info=True)
+            description, analysis = self._analyze(batch, named)
+            rewritten = self._rewrite(analysis)
         self._state.shard(rewritten.sharded, rewritten.views)
         self._state.materialize(self._devices)
         if first:
@@ -214,7 +217,12 @@ class Runner:
             self._timeline = timeline(rewritten, analysis.variables, strategy)
         return rewritten
 
-    def _analyze(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[str, Analysis]:
+    def _analyze(
+        self,
+        batch: tuple[Any, ...],
+        named: Mapping[str, Any],
+        varying: Mapping[Place, int] | None = None,
+    ) -> tuple[str, Analysis]:
         """The batch's structure, and the step that it was captured with; changes nothing."""
         check_batch(batch, named)
         self._state.refresh()
@@ -223,7 +231,7 @@ class Runner:
         description = structure(batch, named)
         if self._strategy is None and self.num_workers > 1:
             self._compare(description, batch, named)
-        step = capture(self._step, self._objects, batch, named, self._devices)
+        step = capture(self._step, self._objects, batch, named, self._devices, varying)
         self._captures += 1
         for note in step.notes:
             if note not in self._noted:
@@ -254,8 +262,7 @@ class Runner:
         return Program(rewritten.step, self._state, resources, value, rewritten.resources)
 
     def _rebind(self) -> None:
-        for signature, programs in list(self._programs.items()):
-            self._programs[signature] = [program for program in programs if program.rebind()]
+        self._programs.rebind()
 
     # -- Before the first step --------------------------------------------------------------
 

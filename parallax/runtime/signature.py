@@ -10,8 +10,11 @@ from torch.utils import _pytree as pytree
 
 from parallax.errors import BatchError
 from parallax.graph.discovery import StepObjects
+from parallax.graph.sizes import Shapes
 
 Signature = tuple[Hashable, ...]
+_BATCH = 1
+"""Where a signature describes the items of the batch."""
 
 
 class SignatureReader:
@@ -89,6 +92,23 @@ def _describe(item: Any) -> Hashable:
             hint="pass tensors; register other containers with torch.utils._pytree.",
         ) from None
     return (type(item), item)
+
+
+def shapes_in(signature: Signature) -> Shapes:
+    """The shapes of the flat batch of a call."""
+    batch: Any = signature[_BATCH]
+    return tuple(tuple(item[0]) if _is_tensor(item) else None for item in batch)
+
+
+def without_shapes(signature: Signature) -> Signature:
+    """What calls have in common that differ in nothing but the sizes of their batches."""
+    batch: Any = signature[_BATCH]
+    ranks = tuple((len(item[0]), *item[1:]) if _is_tensor(item) else item for item in batch)
+    return (*signature[:_BATCH], ranks, *signature[_BATCH + 1 :])
+
+
+def _is_tensor(description: Any) -> bool:
+    return isinstance(description, tuple) and isinstance(description[0], torch.Size)
 
 
 def structure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -8,6 +8,8 @@ from typing import Any, TypeGuard
 
 import torch
 
+from parallax.graph.sizes import sizes_of
+
 CLEARLY = 0.9
 """What part of the time the other may take to be chosen: choices must not follow noise."""
 LEAST_RUNS = 3
@@ -25,13 +27,13 @@ def is_clearly_faster(other: Callable[[], object], usual: Callable[[], object]) 
 
 def is_plain(value: Any) -> TypeGuard[torch.Tensor]:
     """Whether a graph's example value is of the kind that is timed: float32, strided, on the CPU,
-    of sizes that are known, and not empty."""
+    of sizes that do not depend on values, and not empty."""
     return (
         isinstance(value, torch.Tensor)
         and value.dtype is torch.float32
         and value.device.type == "cpu"
         and value.layout is torch.strided
-        and all(isinstance(size, int) and size > 0 for size in value.shape)
+        and all(sizes_of(value))
     )
 
 

@@ -59,7 +59,7 @@ def _phase(work: Rewriting, phase: Phase, marks: list[Node]) -> None:
     first = min((p.node for group in products.values() for p in group), key=order.__getitem__)
     heavy = next((node for node in order if computes_much(node)), first)
     with work.graph.inserting_before(min(first, heavy, key=order.__getitem__)):
-        rows = [sum(product.rows for product in products[mark]) for mark in ordered]
+        rows = [work.size(sum(product.size for product in products[mark])) for mark in ordered]
         work.call(start, resource, COUNTS, rows)
     if alone:
         with work.graph.inserting_before(phase.first_use):

@@ -1,0 +1,101 @@
+"""The programs of a runner, by what they are valid for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from parallax.graph.sizes import Place, Shapes, varying
+from parallax.runtime.program import Program
+from parallax.runtime.signature import Signature, shapes_in, without_shapes
+
+MOST = 32
+"""Signatures whose programs are kept, those used last."""
+
+
+@dataclass
+class _Kin:
+    """Signatures that differ in nothing but the sizes of the batch."""
+
+    seen: list[Shapes] = field(default_factory=list)
+    fixed: set[Place] = field(default_factory=set)
+    """Sizes that were tried as symbols and are part of the graph."""
+    programs: list[Program] = field(default_factory=list)
+    """Those that hold for more than one shape."""
+
+
+class Programs:
+    """Finds the program of a call: by its signature, or one whose sizes are free to vary."""
+
+    def __init__(self) -> None:
+        self._by_signature: OrderedDict[Signature, list[Program]] = OrderedDict()
+        self._kin: dict[Signature, _Kin] = {}
+
+    def find(self, signature: Signature) -> Program | None:
+        """A program that holds for a call; None if it has to be captured."""
+        candidates = self._by_signature.get(signature)
+        if candidates is not None:
+            self._by_signature.move_to_end(signature)
+            for program in candidates:
+                if program.guards_hold():
+                    return program
+        kin = self._kin.get(without_shapes(signature))
+        if kin is None:
+            return None
+        shapes = shapes_in(signature)
+        for program in kin.programs:
+            assert program.step.sizes is not None
+            if program.step.sizes.fits(shapes) and program.guards_hold():
+                self._keep(signature, program)
+                return program
+        return None
+
+    def varying(self, signature: Signature) -> Mapping[Place, int]:
+        """Which sizes should be symbols, now that a call has to be captured."""
+        kin = self._kin.get(without_shapes(signature))
+        if kin is None:
+            return {}
+        found = varying([*kin.seen, shapes_in(signature)])
+        return {place: number for place, number in found.items() if place not in kin.fixed}
+
+    def add(self, signature: Signature, program: Program, tried: Mapping[Place, int]) -> None:
+        """Keep a program that was captured for a call.
+
+        Args:
+            tried: the sizes that were to be symbols.
+        """
+        kin = self._kin.setdefault(without_shapes(signature), _Kin())
+        kin.seen.append(shapes_in(signature))
+        sizes = program.step.sizes
+        kin.fixed |= tried.keys() if sizes is None else sizes.settled()
+        if sizes is not None:
+            kin.programs.append(program)
+        self._keep(signature, program)
+
+    def clear(self) -> None:
+        """Forget all programs; what is known of sizes stays."""
+        self._by_signature.clear()
+        for kin in self._kin.values():
+            kin.programs.clear()
+
+    def rebind(self) -> None:
+        """After the user's objects were replaced: keep the programs that still have their state."""
+        bound = {
+            program: program.rebind()
+            for programs in self._by_signature.values()
+            for program in programs
+        }
+        for signature, programs in self._by_signature.items():
+            self._by_signature[signature] = [program for program in programs if bound[program]]
+        for kin in self._kin.values():
+            kin.programs = [program for program in kin.programs if bound.get(program)]
+
+    def _keep(self, signature: Signature, program: Program) -> None:
+        self._by_signature.setdefault(signature, []).append(program)
+        if len(self._by_signature) <= MOST:
+            return
+        self._by_signature.popitem(last=False)
+        used = {one for programs in self._by_signature.values() for one in programs}
+        for kin in self._kin.values():
+            kin.programs = [one for one in kin.programs if one in used]

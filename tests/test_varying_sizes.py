@@ -1,0 +1,158 @@
+"""Batches of other sizes: one more capture, in which the sizes that differ are symbols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import synchronizers
+import torch
+import varying_sizes
+from errors_help import alone
+from pool import Pool
+from torch import nn
+from varying_sizes import BATCH, LENGTHS, STEPS
+
+from parallax.graph.sizes import LEAST, varying
+from parallax.runtime.meeting import single
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+FIRST = {"momentum": 2, "adam": 2}
+"""Captures of a shape: another one follows when the optimizer has its slots."""
+
+
+def test_what_varies_and_what_is_equal() -> None:
+    seen = [
+        ((4, 5), (4, 5), None, (7,)),
+        ((4, 8), (4, 8), None, (7,)),
+        ((4, 6), (4, 6), None, (9,)),
+    ]
+    assert varying(seen[:1]) == {}
+    assert varying(seen[:2]) == {(0, 1): 0, (1, 1): 0}
+    assert varying(seen) == {(0, 1): 0, (1, 1): 0, (3, 0): 1}
+    assert varying([*seen, ((4, 1), (4, 3), None, (9,))]) == {(1, 1): 0, (3, 0): 1}
+    assert LEAST == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "captures"),
+    [
+        ("tagger", "momentum", 3),
+        ("tagger", "adam", 3),
+        ("bags", "adam", 3),
+        ("images", "momentum", 3),
+        ("branching", "momentum", 4),
+        ("counting", "momentum", 1 + len(set(LENGTHS))),
+        ("plain", "adam", 1 + len(set(LENGTHS))),
+    ],
+)
+def test_one_worker_captures_once_more(kind: str, optimizer: str, captures: int) -> None:
+    found = varying_sizes.compare(single(torch.device("cpu")), kind, optimizer, {})
+    assert found["difference"] < 1e-12
+    assert found["captures"] == captures
+
+
+def test_rows_of_a_last_batch_vary_too() -> None:
+    """A batch of one row is captured for itself: a size of one is broadcast."""
+    rows = [BATCH] * 5 + [BATCH - 1, 3, 2, 1, 6, 5, BATCH]
+    found = varying_sizes.compare(single(torch.device("cpu")), "tagger", "momentum", {}, rows)
+    assert found["difference"] < 1e-12
+    assert found["captures"] <= 5
+
+
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize(
+    ("kind", "optimizer", "option"),
+    [
+        ("tagger", "adam", "HYBRID"),
+        ("tagger", "momentum", "PS"),
+        pytest.param("tagger", "adam", "AR", marks=pytest.mark.long),
+        ("bags", "adam", "HYBRID"),
+        ("bags", "momentum", "AR"),
+        ("images", "momentum", "HYBRID"),
+        ("branching", "adam", "HYBRID"),
+        pytest.param("counting", "adam", "HYBRID", marks=pytest.mark.long),
+    ],
+)
+def test_workers_whose_batches_differ_in_size(
+    pool: Pool, kind: str, optimizer: str, option: str, size: int
+) -> None:
+    few = kind not in ("counting", "branching")
+    for found in pool.run(size, varying_sizes.compare, kind, optimizer, {"run_option": option}):
+        assert found["difference"] < 1e-10
+        assert found["captures"] <= (3 if few else 1 + STEPS)
+
+
+@pytest.mark.parametrize("way", ["factors", "factor_push"])
+def test_factors_have_as_many_rows_as_the_batch(pool: Pool, way: str) -> None:
+    wanted = {"synchronizer": way, "owners": "one" if way == "factor_push" else None}
+    wanted = {name: value for name, value in wanted.items() if value}
+    settings = {"strategy": synchronizers.Wherever(wanted)}
+    for found in pool.run(3, varying_sizes.compare, "sequences", "momentum", settings):
+        assert found["difference"] < 1e-10
+        assert found["captures"] <= 3
+
+
+@pytest.mark.long
+def test_compiled_regions_give_the_numbers_of_one_device(pool: Pool) -> None:
+    settings = {"compile": "inductor"}
+    for found in pool.run(2, varying_sizes.compare, "tagger", "adam", settings):
+        assert found["difference"] < 1e-10
+        assert found["captures"] <= 3
+
+
+def test_wrong_relations_between_sizes_are_errors_as_on_one_device() -> None:
+    """Sizes that were equal share a symbol; where they are not, the step is looked at anew."""
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    runner = alone(step)
+    for rows in (4, 6, 5):
+        runner.run(torch.ones(rows, 3), torch.ones(rows, 2))
+    assert runner._captures == 2
+    runner.run(torch.ones(5, 3), torch.ones(1, 2))
+    assert runner._captures == 3
+    with pytest.raises(Exception, match=r"broadcast .*\[7, 2\].*\[5, 2\]"):
+        runner.run(torch.ones(5, 3), torch.ones(7, 2))
+
+
+def test_returned_sizes_are_those_of_the_batch() -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss, "rows": x.shape[0], "twice": 2 * len(x)}
+
+    runner = alone(step)
+    for rows in (4, 6, 5, 9):
+        found = runner.run(torch.ones(rows, 3))
+        assert (found["rows"], found["twice"]) == (rows, 2 * rows)
+
+
+def test_the_programs_used_last_are_kept() -> None:
+    """The graph of many lengths stays while lengths come and go; forgotten ones are found by it."""
+    model = nn.Embedding(10, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(ids).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    runner = alone(step)
+    for length in [*range(2, 80), *range(2, 80)]:
+        runner.run(torch.zeros(length, dtype=torch.int64))
+    assert runner._captures == 2
