@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.models import words
+from benchmarks.models import GPT, words
 from examples.dlrm.model import DLRM
 from examples.lm.model import LanguageModel
 from examples.lm.sampling import log_uniform_sample
@@ -216,6 +216,31 @@ def resnet(*, blocks: int = 3, width: int = 64, batch: int = 8) -> Training:
     return classification("resnet", lambda: ResNet(3, 10, blocks, width), 32, batch)
 
 
+def gpt(
+    *,
+    layers: int = 4,
+    width: int = 256,
+    heads: int = 4,
+    vocab: int = 4_000,
+    batch: int = 8,
+    length: int = 128,
+) -> Training:
+    """A small GPT without dropout, with AdamW and clipping."""
+
+    def loss(model: nn.Module, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+    return Training(
+        name="gpt",
+        model=lambda sparse: GPT(layers, width, heads, vocab, length),
+        loss=loss,
+        batch=lambda: words(vocab, batch, length),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-4),
+        clipped=lambda model: list(model.parameters()),
+        clip=1.0,
+    )
+
+
 WORKLOADS: dict[str, Callable[[], Training]] = {
     "lm-50k": lambda: lm(50_000),
     "lm-800k": lambda: lm(800_000),
@@ -223,6 +248,7 @@ WORKLOADS: dict[str, Callable[[], Training]] = {
     "nmt": nmt,
     "vgg": vgg,
     "resnet": resnet,
+    "gpt": gpt,
 }
 
 # The models of the Parallax paper's tables, so small that eight workers train each of them on two
@@ -245,6 +271,7 @@ QUICK: dict[str, Callable[[], Training]] = {
     "nmt": lambda: nmt(200, embedding=8, hidden=8, batch=4, length=5),
     "vgg": lambda: vgg(width=4, features=8, batch=2),
     "resnet": lambda: resnet(blocks=1, width=8, batch=2),
+    "gpt": lambda: gpt(layers=1, width=8, heads=2, vocab=50, batch=2, length=5),
     "paper-resnet": lambda: resnet(blocks=1, width=8, batch=2),
     "paper-vgg": lambda: vgg(width=4, features=8, batch=2),
     "vgg-fc": lambda: vgg(width=4, features=40, batch=2),

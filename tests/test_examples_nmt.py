@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from examples.nmt import data
+from examples.nmt.batches import ByLength, collate
 from examples.nmt.model import (
     BEGIN,
     END,
@@ -36,6 +37,33 @@ def pairs() -> data.Pairs:
     """Functions of a part of the installed packages, which are always there."""
     found = data.docstring_pairs(2_000_000)
     return data.encode(found, "functions", longest=25, vocab=1_500)
+
+
+# Batches
+
+
+def test_batches_have_pairs_of_about_one_length(pairs: data.Pairs) -> None:
+    batch = 8
+    torch.manual_seed(3)
+    order = ByLength(pairs.source, pairs.target, batch)
+    first, second = list(order), list(order)
+    assert sorted(first) == sorted(second) == list(range(len(pairs.source)))
+    assert first != second
+    torch.manual_seed(3)
+    assert list(order) == first
+    words, padded, shapes = 0, 0, set()
+    for start in range(0, len(first) - batch, batch):
+        rows = first[start : start + batch]
+        sides = collate([(pairs.source[row], pairs.target[row]) for row in rows])
+        words += sum(int((side != PADDING).sum()) for side in sides)
+        padded += sum(side.numel() for side in sides)
+        shapes.add((sides[0].shape, sides[1].shape))
+        assert torch.equal(sides[0], pairs.source[rows][:, : sides[0].shape[1]])
+        assert not (pairs.source[rows][:, sides[0].shape[1] :] != PADDING).any()
+    whole = (pairs.source != PADDING).sum() + (pairs.target != PADDING).sum()
+    all_padded = pairs.source.numel() + pairs.target.numel()
+    assert words / padded > 1.2 * float(whole) / all_padded, "less is filled up"
+    assert len(shapes) > 10, "of many lengths"
 
 
 # Pairs
@@ -195,11 +223,13 @@ def test_an_odd_number_of_cells_is_refused() -> None:
 
 def test_perplexity_and_accuracy_are_over_words() -> None:
     model = small()
-    logits = model.logits(SOURCE, TARGET[:, :-1])
-    wanted = TARGET[:, 1:]
-    words = wanted != PADDING
-    loss = F.cross_entropy(logits[words], wanted[words])
-    right = (logits[words].argmax(1) == wanted[words]).double().mean()
+    scores, wanted = [], []
+    for source, target in zip(SOURCE, TARGET, strict=True):  # each without padding
+        source, target = source[source != PADDING][None], target[target != PADDING][None]
+        scores.append(model.logits(source, target[:, :-1])[0])
+        wanted.append(target[0, 1:])
+    loss = F.cross_entropy(torch.cat(scores), torch.cat(wanted))
+    right = (torch.cat(scores).argmax(1) == torch.cat(wanted)).double().mean()
     found = evaluate(model, SOURCE, TARGET, batch=1)
     assert found[0] == pytest.approx(math.exp(float(loss.detach())), rel=1e-6)
     assert found[1] == pytest.approx(float(right))

@@ -18,7 +18,8 @@ def build(training: Training, option: str) -> Step:
 
     Args:
         training: what to train.
-        option: ``"dense"``, ``"sparse"``, ``"fp16"``, ``"powersgd"`` or ``"zero1"``.
+        option: ``"dense"``, ``"sparse"``, ``"fp16"``, ``"powersgd"``, ``"zero1"`` or
+            ``"compiled"``.
     """
     torch.manual_seed(0)
     model = training.model(option == "sparse")
@@ -35,7 +36,9 @@ def build(training: Training, option: str) -> Step:
             None, matrix_approximation_rank=1, start_powerSGD_iter=2
         )
         replica.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return make_step(training, model, replica, _optimizer(training, model, option))
+    # Compiled around DDP, which lets PyTorch cut the graph where buckets are full.
+    forward = torch.compile(replica) if option == "compiled" else replica
+    return make_step(training, model, forward, _optimizer(training, model, option))
 
 
 def _optimizer(training: Training, model: nn.Module, option: str) -> torch.optim.Optimizer:

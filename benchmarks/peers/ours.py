@@ -30,8 +30,8 @@ def build(training: Training, option: str) -> Step:
     Args:
         training: what to train.
         option: a builder; after a slash, one of ``LEVELS`` instead of what parallax would choose
-            for the network, or ``partitions=`` and into how many shards tables are dealt: a number,
-            or ``search``.
+            for the network, ``compiled``, or ``partitions=`` and into how many shards tables are
+            dealt: a number, or ``search``.
     """
     builder, _, how = option.partition("/")
     _, _, partitions = how.partition("partitions=")
@@ -42,7 +42,12 @@ def build(training: Training, option: str) -> Step:
         parallax.get_partitioner(least)(model)
     step = make_step(training, model, model, training.optimizer(model.parameters()))
     search = partitions == "search"
-    config = parallax.Config(strategy=builder, seed=0, search_partitions=search)
+    config = parallax.Config(
+        strategy=builder,
+        seed=0,
+        search_partitions=search,
+        compile="inductor" if how == "compiled" else "auto",
+    )
     runner = parallax.get_runner(step, config=config)
     if search:
         return Searched(runner)

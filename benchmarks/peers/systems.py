@@ -25,7 +25,7 @@ class System:
         fits: whether the system can train it.
         lossy: the numbers are not those of one device.
         apart: it is known to end processes that hold it, and shares them with HYBRID alone.
-        part: it is parallax with something left out, and compared when asked for only.
+        part: it is compared when asked for only: a variant of another, or slow to begin.
     """
 
     name: str
@@ -69,6 +69,9 @@ SYSTEMS = {
             )
             for number in (*range(1, 9), "search")
         ),
+        # Whole steps, or models, compiled by Inductor, which takes a minute or more first.
+        System("parallax-compiled", "ours", "HYBRID/compiled", part=True),
+        System("ddp-compiled", "ddp", "compiled", part=True),
         # Two levels of exchange nowhere; for rows; for rows and dense gradients.
         System("parallax-ps-flat", "ours", "PS/flat", part=True),
         System("parallax-ar-flat", "ours", "AR/flat", part=True),

@@ -114,6 +114,11 @@ def _both_directions(state: torch.Tensor) -> torch.Tensor:
     return torch.cat([state[0::2], state[1::2]], 2)
 
 
+def trimmed(sentences: torch.Tensor) -> torch.Tensor:
+    """Without the columns that are ``PADDING`` in every row."""
+    return sentences[:, : int((sentences != PADDING).sum(1).max())]
+
+
 def make_step(
     model: Translator, optimizer: torch.optim.Optimizer, clip: float = 5.0
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
@@ -143,7 +148,9 @@ def evaluate(
     """
     model.eval()
     loss, right, words = 0.0, 0, 0
-    for sources, targets in zip(source.split(batch), target.split(batch), strict=True):
+    order = (source != PADDING).sum(1).argsort()
+    for rows in order.split(batch):
+        sources, targets = trimmed(source[rows]), trimmed(target[rows])
         logits = model.logits(sources, targets[:, :-1]).flatten(0, 1)
         wanted = targets[:, 1:].flatten()
         loss += float(F.cross_entropy(logits, wanted, ignore_index=PADDING, reduction="sum"))

@@ -11,8 +11,17 @@ from torch.utils.data import DataLoader, TensorDataset
 import parallax
 from examples.flags import add_data_dir, config_of, flags_of
 from examples.flags import parse as parse_flags
+from examples.nmt.batches import ByLength, collate
 from examples.nmt.data import Pairs, decode, load_pairs
-from examples.nmt.model import PADDING, Translator, evaluate, make_optimizer, make_step, translate
+from examples.nmt.model import (
+    PADDING,
+    Translator,
+    evaluate,
+    make_optimizer,
+    make_step,
+    translate,
+    trimmed,
+)
 from examples.progress import Progress, print_result
 
 DEFAULT_LR = {"sgd": 0.3, "adagrad": 0.05, "adam": 0.002}
@@ -74,11 +83,14 @@ def main(arguments: list[str] | None = None) -> None:
     optimizer = make_optimizer(model, args.optimizer, args.lr)
 
     data = TensorDataset(pairs.source, pairs.target)
-    loader = parallax.shard(DataLoader(data, args.batch, shuffle=True, drop_last=True))
     runner = parallax.get_runner(
         make_step(model, optimizer, args.clip),
         resource_info=args.resource_info,
         config=config_of(args),
+    )
+    order = ByLength(pairs.source, pairs.target, args.batch * runner.num_workers)
+    loader = parallax.shard(
+        DataLoader(data, args.batch, sampler=order, collate_fn=collate, drop_last=True)
     )
 
     chief = runner.worker_id == 0
@@ -109,7 +121,7 @@ def main(arguments: list[str] | None = None) -> None:
         held_out, right = evaluate(trained, sources, targets)
         print(runner.plan)
         shown = spread(len(sources), SHOWN)
-        found = translate(trained, sources[shown], longest=args.longest + 1)
+        found = translate(trained, trimmed(sources[shown]), longest=args.longest + 1)
         for source, target, output in zip(sources[shown], targets[shown], found, strict=True):
             print("source    ", decode(source, pairs.source_words))
             print("reference ", decode(target, pairs.target_words))
