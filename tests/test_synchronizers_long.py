@@ -46,7 +46,10 @@ CELLS = [
 def test_every_synchronizer_gives_the_numbers_of_one_device(
     pool: Pool, way: str, size: int
 ) -> None:
-    for found in pool.run(size, synchronizers.compare, WAYS[way], CASES):
+    # Every optimizer and what is between take turns over the ways.
+    turn = list(WAYS).index(way)
+    cases = [case for place, case in enumerate(CASES) if (place // 2 + place + turn) % 2]
+    for found in pool.run(size, synchronizers.compare, WAYS[way], cases):
         for case, (difference, chosen) in found.items():
             assert difference < 1e-10, case
             assert chosen
