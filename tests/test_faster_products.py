@@ -63,6 +63,32 @@ def test_shapes_and_layouts_are_what_is_asked_about() -> None:
     ]
 
 
+@needs_onednn
+def test_parts_of_a_wider_matrix() -> None:
+    """Such as pieces of a gradient, which are rows of a transposed matrix."""
+    torch.manual_seed(1)
+    wide, other = torch.randn(6, 20), torch.randn(6, 4)
+
+    def pieces(wide: torch.Tensor, other: torch.Tensor) -> list[torch.Tensor]:
+        return [wide.t()[5:12] @ other, wide[:4, :6] @ other, other.t() @ wide[:, 3:9]]
+
+    asked: list[Product] = []
+    module = _graph(pieces, wide, other)
+    replaced = use_faster_products(
+        module.graph, lambda product: bool(asked.append(product)) or True
+    )
+    assert asked == [
+        Product(7, 6, 4, left_turned=True, right_turned=False, bias=False, step=20),
+        Product(4, 6, 4, left_turned=False, right_turned=False, bias=False, step=20),
+    ]
+    assert replaced == 2, "oneDNN is slow where the second factor is such a part"
+    module.recompile()
+    with torch.no_grad():
+        for found, expected in zip(module(wide, other), pieces(wide, other), strict=True):
+            torch.testing.assert_close(found, expected)
+    onednn_is_faster(asked[0])
+
+
 @pytest.mark.parametrize(
     ("left", "right", "bias"),
     [

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.sizes import same_shape, sizes_of
+from parallax.graph.sizes import same_shape, size_of, sizes_of
 from parallax.ops import recurrent  # noqa: F401  (has the layers)
 from parallax.ops.kernels import onednn_product
 from parallax.runtime.timing import is_clearly_faster, is_plain
@@ -44,6 +44,9 @@ class Product:
     left_turned: bool
     right_turned: bool
     bias: bool
+    step: int = 0
+    """Numbers from one row (or column, if it is turned) of the left factor to the next, where that
+    is a part of a wider matrix."""
 
     def likeness(self) -> Product:
         """The product itself, or one small enough to be timed: its longest sides are halved."""
@@ -53,7 +56,8 @@ class Product:
             rows, inner, columns = (
                 side // 2 if side == longest else side for side in (rows, inner, columns)
             )
-        return dataclasses.replace(self, rows=rows, inner=inner, columns=columns)
+        step = min(self.step, MOST_NUMBERS // max(rows, inner))
+        return dataclasses.replace(self, rows=rows, inner=inner, columns=columns, step=step)
 
 
 def has_onednn() -> bool:
@@ -130,6 +134,8 @@ def _factors(node: Node) -> tuple[Node, Node, Node | None] | None:
     values = [factor.meta.get("val") for factor in (left, right)]
     if not all(is_plain(value) and _turned(value) is not None for value in values):
         return None
+    if not _is_tight(values[1]):
+        return None  # oneDNN would take seconds to bring it in order
     if bias is not None:
         added = bias.meta.get("val")
         if added is None or not same_shape(added.shape, right.meta["val"].shape[1:]):
@@ -138,10 +144,19 @@ def _factors(node: Node) -> tuple[Node, Node, Node | None] | None:
 
 
 def _turned(value: torch.Tensor) -> bool | None:
-    """Whether a matrix lies column by column; None if it lies in neither way."""
-    if value.is_contiguous():
+    """Whether a matrix, or the wider one of which it is a part, lies column by column; None if it
+    lies in neither way."""
+    if _is_tight(value):
+        return not value.is_contiguous()
+    steps = [size_of(step) or 0 for step in value.stride()]
+    sizes = sizes_of(value)
+    if steps[1] == 1 and steps[0] >= sizes[1]:
         return False
-    return True if value.t().is_contiguous() else None
+    return True if steps[0] == 1 and steps[1] >= sizes[0] else None
+
+
+def _is_tight(value: torch.Tensor) -> bool:
+    return value.is_contiguous() or value.t().is_contiguous()
 
 
 def _product(left: Node, right: Node, bias: Node | None) -> Product:
@@ -154,6 +169,7 @@ def _product(left: Node, right: Node, bias: Node | None) -> Product:
         bool(_turned(one)),
         bool(_turned(other)),
         bias is not None,
+        0 if _is_tight(one) else max(size_of(step) or 0 for step in one.stride()),
     )
 
 
@@ -161,7 +177,7 @@ def _product(left: Node, right: Node, bias: Node | None) -> Product:
 def onednn_is_faster(product: Product) -> bool:
     """Time both libraries on matrices of these shapes, with this process's threads."""
     product = product.likeness()
-    left = _matrix(product.rows, product.inner, product.left_turned)
+    left = _matrix(product.rows, product.inner, product.left_turned, product.step)
     right = _matrix(product.inner, product.columns, product.right_turned)
     bias = _matrix(1, product.columns, False)[0] if product.bias else None
 
@@ -175,7 +191,8 @@ def onednn_is_faster(product: Product) -> bool:
         return is_clearly_faster(onednn, blas)
 
 
-def _matrix(rows: int, columns: int, turned: bool) -> torch.Tensor:
-    shape = (columns, rows) if turned else (rows, columns)
-    made = torch.ones(shape, dtype=torch.float32)  # whatever the default type is
+def _matrix(rows: int, columns: int, turned: bool, step: int = 0) -> torch.Tensor:
+    first, second = (columns, rows) if turned else (rows, columns)
+    wide = torch.ones((first, max(step, second)), dtype=torch.float32)  # not the default type
+    made = wide[:, :second]
     return made.t() if turned else made
