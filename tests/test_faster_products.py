@@ -10,7 +10,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from parallax.ops.kernels import onednn_product
 from parallax.runtime import products
-from parallax.runtime.products import Product, has_onednn, use_faster_products
+from parallax.runtime.products import (
+    Product,
+    has_onednn,
+    onednn_is_faster,
+    use_faster_products,
+)
 
 needs_onednn = pytest.mark.skipif(not has_onednn(), reason="PyTorch was built without oneDNN")
 aten: Any = torch.ops.aten
@@ -86,7 +91,7 @@ def test_parts_of_a_wider_matrix() -> None:
     with torch.no_grad():
         for found, expected in zip(module(wide, other), pieces(wide, other), strict=True):
             torch.testing.assert_close(found, expected)
-    onednn_is_faster(asked[0])
+    assert onednn_is_faster(asked[0]) in (False, True), "it can be timed"
 
 
 @pytest.mark.parametrize(
