@@ -27,7 +27,7 @@ from benchmarks.comparison.launch import Launcher, TaskError
 from benchmarks.comparison.report import Comparison
 from benchmarks.comparison.values import Contestant, Task, Trial, Turn
 from benchmarks.namespaces import rate_bits
-from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS, WHOLE
+from benchmarks.peers.systems import CAPTURED, COMPUTATION, HYBRID, SYSTEMS, WHOLE
 from benchmarks.virtual_cluster import VirtualCluster, VirtualClusterError
 from benchmarks.workloads import PAPER, WORKLOADS, Training, find
 
@@ -67,8 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = Options(
         args.workers_per_host,
         args.rounds,
-        # Ratios and the limit are in terms of these two.
-        tuple(dict.fromkeys([HYBRID, COMPUTATION, *(args.system or WHOLE)])),
+        # Ratios and the limit are in terms of the first two, predictions of the third.
+        tuple(dict.fromkeys([HYBRID, COMPUTATION, CAPTURED, *(args.system or WHOLE)])),
         args.quick,
         str(Path(args.packages).resolve()) if args.packages else "",
         args.memory * 1e9 if args.memory else memory_budget(),
@@ -180,6 +180,7 @@ def _put_together(
         cross_bytes=trial.cross_bytes,
         wire=wire,
         share=report.reached(turns, wire),
+        captured_share=report.reached(turns, wire, CAPTURED),
         turns=[group for group in groups if not isinstance(group, str)],
     )
 

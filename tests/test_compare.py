@@ -19,7 +19,7 @@ from benchmarks.comparison.limits import Lookups, least_bytes, lookups_of_step
 from benchmarks.comparison.report import Comparison, Row
 from benchmarks.comparison.values import Trial, Turn
 from benchmarks.namespaces import missing_requirement
-from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS
+from benchmarks.peers.systems import CAPTURED, COMPUTATION, HYBRID, SYSTEMS
 from benchmarks.workloads import QUICK, WORKLOADS, dlrm, make_step, table_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
@@ -181,8 +181,8 @@ def test_a_small_comparison_gives_sane_numbers(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = msgspec.json.decode(file.read_bytes(), type=list[Comparison])
     rows = {row.system: row for row in result.rows}
-    assert list(rows) == [HYBRID, COMPUTATION, "ddp-sparse"]
-    assert [row.failure for row in result.rows] == ["", "", ""]
+    assert list(rows) == [HYBRID, COMPUTATION, CAPTURED, "ddp-sparse"]
+    assert [row.failure for row in result.rows] == ["", "", "", ""]
     # The same training: the same losses. Alone, each worker sees its own batches only.
     assert rows["ddp-sparse"].losses == pytest.approx(rows[HYBRID].losses, rel=1e-5)
     assert rows[COMPUTATION].losses[0] == pytest.approx(rows[HYBRID].losses[0], rel=1e-5)
@@ -197,4 +197,6 @@ def test_a_small_comparison_gives_sane_numbers(tmp_path: Path) -> None:
     assert (rows[HYBRID].ratio, rows[HYBRID].low, rows[HYBRID].high) == (1.0, 1.0, 1.0)
     assert result.wire == pytest.approx(result.cross_bytes * 8 / 100e6)
     assert result.share > 0
+    assert result.captured_share > 0
     assert "parallax-hybrid reaches" in done.stdout
+    assert "with its own computation." in " ".join(done.stdout.split())

@@ -71,6 +71,7 @@ class Comparison(msgspec.Struct, frozen=True):
         cross_bytes: least bytes that the average host must send per step.
         wire: seconds that these bytes take on a link.
         share: median over the rounds of max(computation, wire) / HYBRID's time.
+        captured_share: the same with the computation of the captured step; 0 if it did not play.
         turns: of the systems that shared processes, one list for each such group.
     """
 
@@ -83,6 +84,7 @@ class Comparison(msgspec.Struct, frozen=True):
     cross_bytes: float
     wire: float
     share: float
+    captured_share: float = 0.0
     turns: list[list[Turn]] = []
 
 
@@ -142,13 +144,20 @@ def pair(turns: Sequence[Turn], one: str, other: str) -> Paired:
     return Paired({name: [times[number] for number in both] for name, times in seconds.items()})
 
 
-def reached(turns: Sequence[Turn], wire: float) -> float:
-    """Median share of the limit that HYBRID reaches."""
-    paired = pair(turns, COMPUTATION, HYBRID).seconds
-    return statistics.median(
+def reached(turns: Sequence[Turn], wire: float, computation: str = COMPUTATION) -> float:
+    """Median share of the limit that HYBRID reaches; 0 if they do not share processes.
+
+    Args:
+        turns: of systems in the same processes.
+        wire: seconds that the bytes which must cross take.
+        computation: the system that computes alone.
+    """
+    paired = pair(turns, computation, HYBRID).seconds
+    shares = [
         max(alone, wire) / hybrid
-        for alone, hybrid in zip(paired[COMPUTATION], paired[HYBRID], strict=True)
-    )
+        for alone, hybrid in zip(paired[computation], paired[HYBRID], strict=True)
+    ]
+    return statistics.median(shares) if shares else 0.0
 
 
 def table(result: Comparison) -> Table:
@@ -184,7 +193,12 @@ def _words(result: Comparison) -> tuple[str, str]:
         f"{result.workload}: {result.hosts} hosts x {result.workers_per_host}, {rate}",
         f"Limit: max(computation {result.computation * 1e3:,.0f} ms, "
         f"{result.cross_bytes / MEGA:,.2f} MB that must cross = {result.wire * 1e3:,.0f} ms); "
-        f"{HYBRID} reaches {result.share:.0%} of it.",
+        f"{HYBRID} reaches {result.share:.0%} of it"
+        + (
+            f", {result.captured_share:.0%} with its own computation."
+            if result.captured_share
+            else "."
+        ),
     )
 
 

@@ -25,7 +25,7 @@ import parallax
 from benchmarks.comparison.limits import bytes_that_must_cross
 from benchmarks.comparison.values import Task, Trial, Turn
 from benchmarks.namespaces import link_bytes
-from benchmarks.peers.systems import COMPUTATION, SYSTEMS
+from benchmarks.peers.systems import CAPTURED, COMPUTATION, SYSTEMS
 from benchmarks.workloads import Batch, Step, Training, batches, find
 
 BATCHES = 8
@@ -124,7 +124,10 @@ def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
 
 def _predicted(built: Mapping[str, Step], turns: Sequence[Turn]) -> dict[str, float]:
     """What runners of parallax expect a step to take, by system."""
-    alone = [turn.seconds for turn in turns if turn.system == COMPUTATION]
+    by_system: dict[str, list[float]] = {}
+    for turn in turns:
+        by_system.setdefault(turn.system, []).append(turn.seconds)
+    alone = by_system.get(CAPTURED) or by_system.get(COMPUTATION)
     found = {}
     for name, step in built.items():
         runner = getattr(step, "__self__", None)

@@ -10,6 +10,7 @@ from benchmarks.workloads import Step, Training
 from parallax.strategy.builders import builder_names
 
 COMPUTATION = "computation"
+CAPTURED = "captured"
 HYBRID = "parallax-hybrid"
 
 
@@ -79,7 +80,9 @@ SYSTEMS = {
         System("parallax-hybrid-rows", "ours", "HYBRID/rows", part=True),
         System("parallax-hybrid-hosts", "ours", "HYBRID/hosts", part=True),
         # What a worker computes while the others do too, with nothing sent: no way of training.
-        System(COMPUTATION, "alone", "", lossy=True),
+        System(COMPUTATION, "alone", "eager", lossy=True),
+        # The same with the step as parallax captures it, which predictions begin with.
+        System(CAPTURED, "alone", "captured", lossy=True),
         System("ddp", "ddp", "dense"),
         System("ddp-sparse", "ddp", "sparse", fits=_has_tables),
         System("ddp-fp16", "ddp", "fp16", lossy=True),
