@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from benchmarks import encoders, models
+from benchmarks.copies import Copied
 from benchmarks.pairing import Paired, run_paired
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 
+ROOT = Path(__file__).parent.parent
 SMALL: dict[str, Callable[[], models.Workload]] = {
     "lm": lambda: models.lm(300, embedding=8, hidden=12, projection=8, sampled=16),
     "lm-sparse": lambda: models.lm(
@@ -70,3 +75,30 @@ def test_encoders_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 < decode < step
         assert saved == pytest.approx((4 - size) * 8, abs=0.05)
         assert ratio == pytest.approx(saved / step, rel=0.05)
+
+
+def test_copies_are_counted() -> None:
+    table, rows = torch.zeros(10, 3), torch.ones(2, 3)
+    with Copied() as copied:
+        table.index_copy_(0, torch.tensor([1, 2]), rows)
+        torch.cat([rows, rows])
+        rows.clone()
+        rows + rows  # computes
+        torch.mul(rows, 2, out=table[:2])
+    assert copied.by_kind == {"rows": 24, "cat": 48, "copy": 24, "into buckets": 24}
+
+
+def test_copies_of_a_step_are_told() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.copies", "--quick", "--workers", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line for line in done.stdout.splitlines() if "│" in line]
+    assert len(lines) == 2
+    numbers = [[float(cell) for cell in line.split("│")[2:-1]] for line in lines]
+    assert all(row[-2] == pytest.approx(sum(row[:-2]), abs=0.05) for row in numbers)
+    assert numbers[1][-1] == 0
