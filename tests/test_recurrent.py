@@ -77,8 +77,8 @@ def test_one_operation_each_layer_and_direction() -> None:
         return loss
 
     counts = []
-    runner = alone(step)
     for length in (3, 9):
+        runner = alone(step)
         runner.run(torch.randn(length, 2, 5, dtype=torch.float64))
         nodes = list(runner._last.step.graph.nodes)  # type: ignore[union-attr]
         counts.append(len(nodes))
