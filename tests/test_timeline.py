@@ -52,6 +52,21 @@ def test_messages_leave_one_after_the_other() -> None:
     assert seconds([*items, Awaited(1)]) == pytest.approx(1.0 + 0.5 + 0.2)
 
 
+def test_the_link_of_an_owner_is_the_narrow_place() -> None:
+    """Three send a megabyte each to one worker; to two owners they send at the same time."""
+    network = Network(Level(4, 1e6, 0.1))
+    two = {"v": DENSE, "w": DENSE}
+    for owners, took in (((0, 0), 6.0), ((0, 1), 3.0)):
+        chosen = zip(two, owners, strict=True)
+        strategy = Strategy("", 4, {n: VariableStrategy("owner", owners=(o,)) for n, o in chosen})
+        items: list[Item] = [Started(1, "owned", ("v",)), Started(2, "owned", ("w",))]
+        time = predict([*items, Awaited(1), Awaited(2)], two, strategy, network, SPEED)
+        assert time.step == pytest.approx(took + 0.1)
+    parts = Strategy("", 4, {"w": VariableStrategy("owner", partition="rows", owners=(0, 1, 2, 3))})
+    items = [Started(1, "owned", ("w",)), Awaited(1)]
+    assert predict(items, two, parts, network, SPEED).step == pytest.approx(0.75 + 0.1)
+
+
 def test_known_computation_is_divided_as_the_device_would() -> None:
     items = [work(100_000), Started(1, "summed", ("w",)), work(300_000), Awaited(1)]
     assert seconds(items, computation=8.0) == pytest.approx(8.0)

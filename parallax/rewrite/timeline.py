@@ -21,8 +21,9 @@ from parallax.strategy.data import Strategy
 from parallax.strategy.registry import facts
 from parallax.strategy.timeline import Awaited, Computed, Item, Started, merged
 
-# Small operations for each table of an exchange, as its runtime has them.
-ASKING, SERVING, SENDING, RECEIVING = 20, 12, 8, 12
+# Small operations for each table of an exchange, as its runtime has them, three times as many: that
+# is what it takes to call them. Bags of all tables are handled together.
+ASKING, SERVING, SENDING, RECEIVING = 60, 36, 24, 36
 # To sort an id takes as long as this many bytes are read and written.
 SORTED = 500
 
@@ -51,17 +52,23 @@ class _Reading:
     """By bucket, how many gradients it waits for."""
 
     def work(
-        self, tables: Sequence[ops.TableSpec], nodes: int, passes: int, sorts: int = 0
+        self,
+        tables: Sequence[ops.TableSpec],
+        nodes: int,
+        passes: int,
+        sorts: int = 0,
+        together: bool = False,
     ) -> None:
-        """What the exchange itself computes: for each table so many small operations, so many
-        passes over its touched rows, and so many times its ids are sorted."""
+        """What the exchange itself computes: for each table (or for all together) so many small
+        operations, so many passes over its touched rows, and so many times its ids are sorted."""
         size = 0.0
         for table in tables:
             variable = self.variables[table.name]
             share = variable.sparsity or 0.0
             ids = max(variable.ids_per_step, share * variable.rows)
             size += passes * share * variable.bytes + sorts * SORTED * ids
-        self.items.append(Computed(0, round(size), nodes * len(tables), added=True))
+        calls = 1 if together else len(tables)
+        self.items.append(Computed(0, round(size), nodes * calls, added=True))
 
     def start(self, kind: Any, names: Sequence[str], share: float = 1.0) -> int:
         self.number += 1
@@ -164,26 +171,26 @@ def _push_rows(reading: _Reading, node: Node, spec: Any) -> None:
 
 def _pull_bags(reading: _Reading, node: Node, spec: Any) -> None:
     names = [table.name for table in spec.tables]
-    reading.work(spec.tables, ASKING, 0, 1)
+    reading.work(spec.tables, ASKING, 0, 1, together=True)
     reading.exchange("ids", names)
-    reading.work(spec.tables, SERVING, 2, 1)
+    reading.work(spec.tables, SERVING, 2, 1, together=True)
     reading.numbers[node] = [reading.start("rows", names)]
 
 
 def _push_bags(reading: _Reading, node: Node, spec: Any) -> None:
     features: Any = node.args[2]
     names = dict.fromkeys(spec.tables[spec.features[f].table].name for f in features)
-    reading.work([spec.tables[spec.features[f].table] for f in features], SENDING, 3)
+    reading.work([spec.tables[spec.features[f].table] for f in features], SENDING, 3, together=True)
     reading.numbers[node] = [reading.start("rows", list(names))]
 
 
 def _receive(reading: _Reading, node: Node, spec: Any) -> None:
     started: Any = node.args[1]
     reading.items += [Awaited(number) for number in reading.numbers[started]]
-    copies = 1
-    if isinstance(spec, ops.RowsSpec) and not spec.sharded:
+    copies, rows = 1, isinstance(spec, ops.RowsSpec)
+    if rows and not spec.sharded:
         copies = reading.workers  # the rows of all workers come, and are sorted then
-    reading.work(spec.tables, RECEIVING, 3 * copies, copies - 1)
+    reading.work(spec.tables, RECEIVING, 3 * copies, copies - 1, together=not rows)
 
 
 def _put_gradient(reading: _Reading, node: Node, spec: Any) -> None:

@@ -168,6 +168,33 @@ def message_seconds(
     return times * idle, times * (network.whole.exchange(sent) - idle)
 
 
+def seconds_at_owners(
+    decided: Sequence[tuple[Variable, VariableStrategy]], network: Network, share: float = 1.0
+) -> dict[int, float]:
+    """How long one message of gradients to their owners, or of values from them, occupies the
+    link of each owner.
+
+    All others send to an owner at once, so its link is the narrow place unless every worker owns
+    as much.
+
+    Args:
+        decided: the variables that the message carries.
+        network: the links.
+        share: of them that it carries.
+    """
+    workers = network.whole.workers
+    found: dict[int, float] = {}
+    for variable, choice in decided:
+        each = share * facts(choice).part("owned", variable, choice, workers)
+        sent = each * bytes_per_step(variable, choice, workers, network.hosts)
+        whole = sum(choice.shards) or len(choice.owners)
+        for place, owner in enumerate(choice.owners):
+            of_owner = (choice.shards[place] if choice.shards else 1) / whole
+            seconds = workers * sent * of_owner / network.whole.bandwidth
+            found[owner] = found.get(owner, 0.0) + seconds
+    return found
+
+
 def communication_seconds(
     decided: Iterable[tuple[Variable, VariableStrategy]], network: Network
 ) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
-from parallax.strategy.cost import message_seconds
+from parallax.strategy.cost import message_seconds, seconds_at_owners
 from parallax.strategy.data import Strategy
 from parallax.strategy.registry import MessageKind
 
@@ -136,6 +136,7 @@ def predict(
     scale = speed.crowding if computation is None or not total else computation / total
     clock = free = messages = owed = computing = 0.0
     arrives: dict[int, float] = {}
+    taken: dict[int, float] = {}  # by owner, until when its link is
     for item in items:
         if isinstance(item, Computed):
             took = parts[id(item)] * (speed.crowding if item.added else scale)
@@ -146,10 +147,18 @@ def predict(
         elif isinstance(item, Started):
             chosen = [(variables[name], strategy.variables[name]) for name in item.variables]
             latency, occupied = message_seconds(item.kind, chosen, network, item.share)
+            sending = occupied
             free = max(free, clock) + occupied
-            arrives[item.number] = free + latency
+            there = free
+            if item.kind == "owned" and network.host is None:
+                at_owners = seconds_at_owners(chosen, network, item.share)
+                for owner, seconds in at_owners.items():
+                    taken[owner] = max(taken.get(owner, 0.0), clock) + seconds
+                    there = max(there, taken[owner])
+                occupied = max(occupied, *at_owners.values())
+            arrives[item.number] = there + latency
             messages += latency + occupied
-            owed += occupied * network.whole.bandwidth * network.whole.processing * speed.borrowed
+            owed += sending * network.whole.bandwidth * network.whole.processing * speed.borrowed
         else:
             waited = max(arrives[item.number] - clock, 0.0)
             owed = max(owed - waited, 0.0)
