@@ -188,8 +188,9 @@ class Buckets:
             )
         self._advance_early()
         axis = self.spec.entries[index].axis
-        flat = (gradient.movedim(axis, 0) if axis else gradient).reshape(-1)
+        moved = gradient.movedim(axis, 0) if axis else gradient
         if index in self._encoded_places:
+            flat = moved.reshape(-1)
             encoded, number = self._encoded_places[index]
             if encoded.put(number, flat):
                 self._full.append(encoded)
@@ -197,9 +198,16 @@ class Buckets:
         bucket, places = self._places[index][piece]
         if bucket.filled == 0 and bucket.has_words:
             self._control_words(bucket)
-        for offset, start, count in places:
-            out = bucket.buffer[offset : offset + count]
-            self.control.put(flat[start : start + count], out, bucket.average)
+        if len(places) == 1 and places[0][2] == gradient.numel():
+            offset, _, count = places[0]
+            # In one pass, also where it does not lie in order.
+            out = bucket.buffer[offset : offset + count].view(moved.shape)
+            self.control.put(moved, out, bucket.average)
+        else:
+            flat = moved.reshape(-1)
+            for offset, start, count in places:
+                out = bucket.buffer[offset : offset + count]
+                self.control.put(flat[start : start + count], out, bucket.average)
         bucket.filled += 1
         if bucket.filled == len(bucket.entries):
             self._start(bucket)
