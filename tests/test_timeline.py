@@ -62,6 +62,9 @@ def test_the_link_of_an_owner_is_the_narrow_place() -> None:
         items: list[Item] = [Started(1, "owned", ("v",)), Started(2, "owned", ("w",))]
         time = predict([*items, Awaited(1), Awaited(2)], two, strategy, network, SPEED)
         assert time.step == pytest.approx(took + 0.1)
+    # A synchroniser of another package may send to owners that only it knows.
+    unknown = Strategy("", 4, {"w": VariableStrategy("owner")})
+    assert predict([*items[1:], Awaited(2)], two, unknown, network, SPEED).step > 0.1
     parts = Strategy("", 4, {"w": VariableStrategy("owner", partition="rows", owners=(0, 1, 2, 3))})
     items = [Started(1, "owned", ("w",)), Awaited(1)]
     assert predict(items, two, parts, network, SPEED).step == pytest.approx(0.75 + 0.1)

@@ -71,8 +71,8 @@ class Comparison(msgspec.Struct, frozen=True):
         cross_bytes: least bytes that the average host must send per step.
         wire: seconds that these bytes take on a link.
         share: median over the rounds of max(computation, wire) / HYBRID's time.
-        captured_share: the same with the computation of the captured step; 0 if it did not play.
         turns: of the systems that shared processes, one list for each such group.
+        captured_share: share with the computation of the captured step; 0 if it did not play.
     """
 
     workload: str
@@ -84,8 +84,8 @@ class Comparison(msgspec.Struct, frozen=True):
     cross_bytes: float
     wire: float
     share: float
-    captured_share: float = 0.0
     turns: list[list[Turn]] = []
+    captured_share: float = 0.0
 
 
 def compare(

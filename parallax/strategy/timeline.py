@@ -155,7 +155,7 @@ def predict(
                 for owner, seconds in at_owners.items():
                     taken[owner] = max(taken.get(owner, 0.0), clock) + seconds
                     there = max(there, taken[owner])
-                occupied = max(occupied, *at_owners.values())
+                occupied = max([occupied, *at_owners.values()])
             arrives[item.number] = there + latency
             messages += latency + occupied
             owed += sending * network.whole.bandwidth * network.whole.processing * speed.borrowed
