@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import selectors
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launching import LAUNCHER_VARIABLES, PROLOGUE, ROOT, Run
 
+from parallax.cluster import worker_watch
 from parallax.cluster.launch import Target, find_target, original_command
 from parallax.cluster.worker_output import MAX_LINE_BYTES, LineMarker
 from parallax.cluster.worker_start import exit_status
@@ -275,7 +277,25 @@ def test_a_stopped_worker_is_not_blamed_for_a_failure_that_was_not_seen(tmp_path
     assert not watch._was_stopped(5, now=0.0)
     bystander = WorkerEnd(0, -15, stopped=watch._was_stopped(-15, now=0.0))
     assert first_failure([bystander, WorkerEnd(1, 5)]) == WorkerEnd(1, 5)
-    assert first_failure([bystander, WorkerEnd(1, 3)]) == bystander
+    assert first_failure([bystander, WorkerEnd(1, 3)]) == WorkerEnd(1, 3)
+
+
+def test_who_is_killed_after_an_end_that_was_not_seen_is_not_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = WorkerWatch(tmp_path, 2, lambda: None)
+    statuses = {101: None, 100: -9}  # torchrun was quicker for the first
+    monkeypatch.setattr(worker_watch, "_peek_status", statuses.get)
+    monkeypatch.setattr(worker_watch, "_kill_group", lambda pid: None)
+    for rank, pid, seconds in ((1, 101, 0.0), (0, 100, 5.0)):
+        monkeypatch.setattr(worker_watch.time, "monotonic", lambda seconds=seconds: 1e6 + seconds)
+        read, write = os.pipe()
+        os.close(write)
+        watch._running[read] = pid
+        watch._selector.register(read, selectors.EVENT_READ, (rank, pid))
+        watch._on_end(read, rank, pid)
+    assert watch.ends() == [WorkerEnd(0, -9, stopped=True)]
+    assert first_failure([*watch.ends(), WorkerEnd(1, 3)]) == WorkerEnd(1, 3)
 
 
 def test_status_of_a_signal() -> None:

@@ -62,11 +62,13 @@ def first_failure(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
 
     Returns:
         The earliest failure other than that of a worker that was stopped or only lost its peer;
-        the earliest of those if there is no other; None without a failure.
+        if there is no other, the earliest of one that was not stopped, or else of any; None without
+        a failure.
     """
     failures = [end for end in ends if end.status != 0]
-    causes = [end for end in failures if end.status != PEER_STATUS and not end.stopped]
-    return next(iter(causes or failures), None)
+    own = [end for end in failures if not end.stopped]
+    causes = [end for end in own if end.status != PEER_STATUS]
+    return next(iter(causes or own or failures), None)
 
 
 def describe_status(status: int) -> str:
@@ -191,9 +193,13 @@ class WorkerWatch:
         os.close(pidfd)
         del self._running[pidfd]
         status = _peek_status(pid)
-        if status is None:
-            return
         now = time.monotonic()
+        if status is None:
+            # torchrun was quicker, and tells how it ended. If that was a failure, it is about to
+            # stop the others.
+            if self._first_failure_at is None:
+                self._first_failure_at = now
+            return
         with self._lock:
             self._ends.append(WorkerEnd(rank, status, self._was_stopped(status, now)))
         if status != 0:
