@@ -123,6 +123,26 @@ def test_wrong_relations_between_sizes_are_errors_as_on_one_device() -> None:
         runner.run(torch.ones(5, 3), torch.ones(7, 2))
 
 
+def test_batches_may_be_parts_of_wider_ones() -> None:
+    """As when sentences are cut to the longest of a batch."""
+    model = nn.Embedding(10, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(ids.view(-1)).sum() if ids.is_contiguous() else model(ids.flatten()).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    runner = alone(step)
+    wide = torch.randint(10, (4, 9))
+    for length in (3, 5, 9, 7, 4):
+        before = float(model(wide[:, :length]).detach().sum())
+        assert float(runner.run(wide[:, :length])) == pytest.approx(before, rel=1e-5)
+    assert runner._captures == 2
+
+
 def test_returned_sizes_are_those_of_the_batch() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -17,7 +17,7 @@ from parallax.graph.torch_internals import FakeTensorMode, ShapeEnv, evaluate, n
 Place = tuple[int, int]
 """A size of the flat batch: of which item, and its dimension."""
 Shapes = tuple[tuple[int, ...] | None, ...]
-"""Of each item of the flat batch; None where it is no tensor."""
+"""Of each item of the flat batch; None where it is no strided tensor."""
 
 LEAST = 2
 """A size of one or none means something else (one is broadcast), and never stands for others."""
@@ -44,8 +44,13 @@ def varying(seen: Sequence[Shapes]) -> dict[Place, int]:
 
 
 def shapes_of(batch: Sequence[Any]) -> Shapes:
-    """The shapes of a flat batch."""
-    return tuple(tuple(item.shape) if isinstance(item, torch.Tensor) else None for item in batch)
+    """The shapes of a flat batch's strided tensors."""
+    return tuple(
+        tuple(item.shape)
+        if isinstance(item, torch.Tensor) and item.layout is torch.strided
+        else None
+        for item in batch
+    )
 
 
 def size_of(size: int | torch.SymInt) -> int | None:
@@ -98,14 +103,17 @@ class BatchSizes:
         self._sizes = {number: size for number, (_, size) in made.items()}
 
     def tensor(self, mode: FakeTensorMode, index: int, value: torch.Tensor) -> torch.Tensor | None:
-        """An item of the batch without storage, with symbols for sizes; None if it has none."""
+        """An item of the batch without storage, with symbols for sizes; None if it has none.
+
+        It is contiguous, whatever ``value`` is: strides would be numbers that vary as well.
+        """
         shape = [
             self._sizes[self._numbers[index, dimension]]
             if (index, dimension) in self._numbers
             else size
             for dimension, size in enumerate(value.shape)
         ]
-        if not value.is_contiguous() or all(isinstance(size, int) for size in shape):
+        if all(isinstance(size, int) for size in shape):
             return None
         with mode:
             return torch.empty(shape, dtype=value.dtype, device=value.device)

@@ -84,7 +84,10 @@ class Program:
             if call.before:
                 _call(call, ())
         inputs = self._resources + [read() for read in self._readers]
-        inputs += [batch[index] for index in self._batch]
+        own = [batch[index] for index in self._batch]
+        if self.step.sizes is not None:  # captured as if all lay in order
+            own = [_in_order(item) for item in own]
+        inputs += own
         with torch.no_grad():
             results = self._run(*inputs)
         del inputs
@@ -111,6 +114,11 @@ class Program:
         values = iter(computed)
         flat = [next(values) if item is COMPUTED else item for item in step.return_constants]
         return pytree.tree_unflatten(flat, step.return_spec)
+
+
+def _in_order(item: Any) -> Any:
+    is_strided = isinstance(item, torch.Tensor) and item.layout is torch.strided
+    return item.contiguous() if is_strided else item
 
 
 def _call(call: HostCall, results: Sequence[Any]) -> None:

@@ -97,18 +97,23 @@ def _describe(item: Any) -> Hashable:
 def shapes_in(signature: Signature) -> Shapes:
     """The shapes of the flat batch of a call."""
     batch: Any = signature[_BATCH]
-    return tuple(tuple(item[0]) if _is_tensor(item) else None for item in batch)
+    return tuple(tuple(item[0]) if _may_vary(item) else None for item in batch)
 
 
 def without_shapes(signature: Signature) -> Signature:
     """What calls have in common that differ in nothing but the sizes of their batches."""
     batch: Any = signature[_BATCH]
-    ranks = tuple((len(item[0]), *item[1:]) if _is_tensor(item) else item for item in batch)
+    ranks = tuple((len(item[0]), *item[1:]) if _may_vary(item) else item for item in batch)
     return (*signature[:_BATCH], ranks, *signature[_BATCH + 1 :])
 
 
-def _is_tensor(description: Any) -> bool:
-    return isinstance(description, tuple) and isinstance(description[0], torch.Size)
+def _may_vary(description: Any) -> bool:
+    """Whether it is of a tensor whose sizes may be symbols: a strided one."""
+    return (
+        isinstance(description, tuple)
+        and isinstance(description[0], torch.Size)
+        and description[3] is torch.strided
+    )
 
 
 def structure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
