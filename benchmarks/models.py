@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +13,8 @@ from torch import nn
 from examples.lm.model import LanguageModel, make_step
 from examples.lm.sampling import log_uniform_sample
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Batch = tuple[Any, ...]
+Step = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -88,31 +89,6 @@ def mlp(
     return Workload(model, optimizer, classification_step(model, optimizer), points)
 
 
-def gpt(
-    *,
-    layers: int = 4,
-    width: int = 256,
-    heads: int = 4,
-    vocab: int = 4_000,
-    batch: int = 8,
-    length: int = 128,
-    lr: float = 3e-4,
-) -> Workload:
-    """A small GPT (Radford et al. 2019) without dropout, with AdamW and clipping."""
-    model = GPT(layers, width, heads, vocab, length)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-
-    def train_step(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss
-
-    return Workload(model, optimizer, train_step, lambda: words(vocab, batch, length))
-
-
 def classification_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
     """Cross entropy, backward, update."""
 
@@ -172,7 +148,8 @@ class ResNet18(nn.Module):
 
 
 class GPT(nn.Module):
-    """Blocks of causal attention and a perceptron, normalised before; a head of its own."""
+    """Radford et al. 2019: blocks of causal attention and a perceptron, normalised before; a head
+    of its own."""
 
     def __init__(self, layers: int, width: int, heads: int, vocab: int, length: int) -> None:
         super().__init__()

@@ -25,8 +25,18 @@ from rich.console import Console
 from rich.table import Table
 
 import parallax
-from benchmarks.models import Workload, gpt, lm, mlp, resnet18
+from benchmarks.models import Workload, lm, mlp, resnet18
 from benchmarks.pairing import run_paired
+from benchmarks.workloads import find, make_step
+
+
+def gpt() -> Workload:
+    """The small GPT of ``benchmarks.compare``."""
+    training = find("gpt", quick=False)
+    model = training.model(False)
+    optimizer = training.optimizer(model.parameters())
+    return Workload(model, optimizer, make_step(training, model, model, optimizer), training.batch)
+
 
 CASES: dict[str, Callable[[], Workload]] = {
     "lm": lm,

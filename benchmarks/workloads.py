@@ -15,16 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.models import GPT, words
+from benchmarks.models import GPT, Batch, Step, words
 from examples.dlrm.model import DLRM
 from examples.lm.model import LanguageModel
 from examples.lm.sampling import log_uniform_sample
 from examples.nmt.model import BEGIN, END, Translator
 from examples.resnet.model import ResNet
 from examples.vgg.model import VGG
-
-Batch = tuple[Any, ...]
-Step = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)

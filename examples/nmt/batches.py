@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.utils.data import Sampler
 
-from examples.nmt.model import PADDING, trimmed
+from examples.nmt.model import lengths, trimmed
 
 POOL = 64
 """Batches of all workers whose pairs are sorted by length."""
@@ -44,11 +44,6 @@ class ByLength(Sampler[int]):
             yield from batches[place].tolist()
         for batch in rest:  # last, so that all others begin where a batch begins
             yield from batch.tolist()
-
-
-def lengths(sentences: torch.Tensor) -> torch.Tensor:
-    """Words of each row, with ``BEGIN`` and ``END``: [rows]."""
-    return (sentences != PADDING).sum(1)
 
 
 def collate(pairs: Sequence[Sequence[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:

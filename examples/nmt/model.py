@@ -114,9 +114,14 @@ def _both_directions(state: torch.Tensor) -> torch.Tensor:
     return torch.cat([state[0::2], state[1::2]], 2)
 
 
+def lengths(sentences: torch.Tensor) -> torch.Tensor:
+    """Words of each row, with ``BEGIN`` and ``END``: [rows]."""
+    return (sentences != PADDING).sum(1)
+
+
 def trimmed(sentences: torch.Tensor) -> torch.Tensor:
     """Without the columns that are ``PADDING`` in every row."""
-    return sentences[:, : int((sentences != PADDING).sum(1).max())]
+    return sentences[:, : int(lengths(sentences).max())]
 
 
 def make_step(
@@ -148,7 +153,7 @@ def evaluate(
     """
     model.eval()
     loss, right, words = 0.0, 0, 0
-    order = (source != PADDING).sum(1).argsort()
+    order = lengths(source).argsort()
     for rows in order.split(batch):
         sources, targets = trimmed(source[rows]), trimmed(target[rows])
         logits = model.logits(sources, targets[:, :-1]).flatten(0, 1)

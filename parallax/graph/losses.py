@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
+from parallax.graph.operations import add_call
 from parallax.graph.sizes import sizes_of
 
 aten: Any = torch.ops.aten
@@ -61,30 +61,24 @@ def _rewrite(graph: Graph, node: Node) -> None:
     )
     with graph.inserting_before(node):
         if reduction == _MEAN:
-            above = _call(graph, aten.div.Tensor, above, total)
-        left_out = _call(graph, aten.eq.Scalar, classes, ignored)
+            above = add_call(graph, aten.div.Tensor, above, total)
+        left_out = add_call(graph, aten.eq.Scalar, classes, ignored)
         # One number a row: none for rows that are left out, whatever the loss was divided by.
-        nothing = _call(graph, aten.zeros_like.default, above)
-        factors = _call(graph, aten.where.self, left_out, nothing, above)
-        chosen = _call(graph, aten.masked_fill.Scalar, classes, left_out, 0)
-        column = _call(graph, aten.unsqueeze.default, factors, 1)
-        softmax = _call(graph, (aten.exp_ if is_last else aten.exp).default, logarithms)
-        scaled = _call(graph, aten.mul_.Tensor, softmax, column)
-        result = _call(
+        nothing = add_call(graph, aten.zeros_like.default, above)
+        factors = add_call(graph, aten.where.self, left_out, nothing, above)
+        chosen = add_call(graph, aten.masked_fill.Scalar, classes, left_out, 0)
+        column = add_call(graph, aten.unsqueeze.default, factors, 1)
+        softmax = add_call(graph, (aten.exp_ if is_last else aten.exp).default, logarithms)
+        scaled = add_call(graph, aten.mul_.Tensor, softmax, column)
+        result = add_call(
             graph,
             aten.scatter_add_.default,
             scaled,
             1,
-            _call(graph, aten.unsqueeze.default, chosen, 1),
-            _call(graph, aten.neg.default, column),
+            add_call(graph, aten.unsqueeze.default, chosen, 1),
+            add_call(graph, aten.neg.default, column),
         )
     result.meta.update({key: value for key, value in node.meta.items() if key != "val"})
     node.replace_all_uses_with(result)
     graph.erase_node(node)
     graph.erase_node(gradient)
-
-
-def _call(graph: Graph, target: Any, *args: Any) -> Node:
-    node: Node = graph.call_function(target, args)
-    node.meta["val"] = target(*map_arg(args, lambda source: source.meta["val"]))
-    return node

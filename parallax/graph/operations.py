@@ -5,9 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
 
 aten: Any = torch.ops.aten
+
+
+def add_call(graph: Graph, target: Any, *args: Any) -> Node:
+    """A call at the graph's insertion point, with the example value that it gives."""
+    node: Node = graph.call_function(target, args)
+    node.meta["val"] = target(*map_arg(args, lambda source: source.meta["val"]))
+    return node
 
 
 def is_view(node: Node) -> bool:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
 from parallax.graph.aliases import base_of, writes_to
 from parallax.graph.cleanup import remove_dead
+from parallax.graph.operations import add_call
 from parallax.graph.sizes import same_shape, sizes_of
 
 aten: Any = torch.ops.aten
@@ -125,15 +125,9 @@ def _join(graph: Graph, node: Node, products: list[Node], others: list[Node]) ->
     factors = [_factors(product) for product in products]
     with graph.inserting_before(node):
         left, right = (
-            _call(graph, aten.cat.default, list(parts)) for parts in zip(*factors, strict=True)
+            add_call(graph, aten.cat.default, list(parts)) for parts in zip(*factors, strict=True)
         )
-        total = _call(graph, aten.mm.default, _call(graph, aten.t.default, left), right)
+        total = add_call(graph, aten.mm.default, add_call(graph, aten.t.default, left), right)
         for other in others:
-            total = _call(graph, aten.add.Tensor, other, total)
+            total = add_call(graph, aten.add.Tensor, other, total)
     node.replace_all_uses_with(total)
-
-
-def _call(graph: Graph, target: Any, *args: Any) -> Node:
-    node: Node = graph.call_function(target, args)
-    node.meta["val"] = target(*map_arg(args, lambda source: source.meta["val"]))
-    return node

@@ -120,12 +120,15 @@ class StepGraph:
         """All inputs of the graph."""
         return list(self.graph.find_nodes(op="placeholder"))
 
-    def _name_placeholders(self) -> _Named:
+    def own_placeholders(self) -> list[torch.fx.Node]:
+        """The nodes of ``inputs``, one each."""
         nodes = self.placeholders()
-        own = nodes[len(nodes) - len(self.inputs) :]  # the runtime's objects come first
+        return nodes[len(nodes) - len(self.inputs) :]  # the runtime's objects come first
+
+    def _name_placeholders(self) -> _Named:
         named = {
             item.name: node
-            for item, node in zip(self.inputs, own, strict=True)
+            for item, node in zip(self.inputs, self.own_placeholders(), strict=True)
             if item.kind in ("state", "number")
         }
         return _Named(self.graph, self.inputs, named)

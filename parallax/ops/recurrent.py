@@ -69,7 +69,7 @@ def _(
     weights: list[torch.Tensor],
     hidden: torch.Tensor,
     cells: torch.Tensor,
-    reverse: bool,
+    *rest: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     # How large the workspace is only oneDNN knows, and nobody else looks at it.
     workspace = x.new_empty(0, dtype=torch.uint8)
@@ -164,6 +164,7 @@ def _fused_gradients(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ..
         workspace,
         ctx.reverse,
     )
+    # Both biases have this gradient, and what changes the one in place must not change the other.
     of_weights = [of_input, of_output, of_bias, of_bias.clone()]
     return of_x, of_weights, of_hidden, of_cells, None
 
@@ -232,9 +233,8 @@ def _(
     projection: torch.Tensor | None,
     hidden: torch.Tensor,
     cells: torch.Tensor,
-    reverse: bool,
-    *,
-    onednn: bool = False,
+    *rest: Any,
+    **settings: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     sequence = gates.shape[:2]
     all_cells = gates.new_empty((*sequence, cells.shape[1]))
@@ -316,9 +316,8 @@ def _(
     weight: torch.Tensor,
     projection: torch.Tensor | None,
     cells: torch.Tensor,
-    reverse: bool,
-    *,
-    onednn: bool = False,
+    *rest: Any,
+    **settings: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     of_hidden = gradient.new_empty((cells.shape[0], weight.shape[1]))
     of_outputs = gradient.new_empty(0 if projection is None else gradient.shape)
@@ -364,6 +363,12 @@ def _gradients(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
     return of_gates, of_weight, of_projection, of_hidden, of_cells, None
 
 
+lstm.register_autograd(_gradients, setup_context=_keep)
+
+LSTM: Any = torch.ops.parallax.lstm.default
+LSTM_BACKWARD: Any = torch.ops.parallax.lstm_backward.default
+
+
 @register_flop_formula(torch.ops.parallax.lstm)
 def _lstm_operations(
     gates: list[int],
@@ -373,7 +378,7 @@ def _lstm_operations(
     out_shape: Any = None,
     **settings: Any,
 ) -> int:
-    return 2 * gates[0] * gates[1] * (math.prod(weight) + math.prod(projection or [0]))
+    return _loop_operations(gates, weight, projection)
 
 
 @register_flop_formula(torch.ops.parallax.lstm_backward)
@@ -389,7 +394,12 @@ def _lstm_backward_operations(
     out_shape: Any = None,
     **settings: Any,
 ) -> int:
-    return 2 * opened[0] * opened[1] * (math.prod(weight) + math.prod(projection or [0]))
+    return _loop_operations(opened, weight, projection)
+
+
+def _loop_operations(gates: list[int], weight: list[int], projection: list[int] | None) -> int:
+    """Of the products along the chain of steps, forward or backward alike."""
+    return 2 * gates[0] * gates[1] * (math.prod(weight) + math.prod(projection or [0]))
 
 
 @register_flop_formula(torch.ops.parallax.onednn_lstm)
@@ -410,9 +420,6 @@ def _onednn_lstm_backward_operations(
     out_shape: Any = None,
 ) -> int:
     return 4 * x[0] * x[1] * (math.prod(weights[0]) + math.prod(weights[1]))
-
-
-lstm.register_autograd(_gradients, setup_context=_keep)
 
 
 def _or_zeros(gradient: torch.Tensor | None, of: torch.Tensor) -> torch.Tensor:

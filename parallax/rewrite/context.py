@@ -137,11 +137,7 @@ class Rewriting:
             return int(value)
         batch = {
             item.index: node
-            for item, node in zip(
-                self.step.inputs,
-                self.step.placeholders()[len(self.resource_nodes) :],
-                strict=True,
-            )
+            for item, node in zip(self.step.inputs, self.step.own_placeholders(), strict=True)
             if item.kind == "batch"
         }
         parts: dict[Any, Node] = {}

@@ -18,8 +18,8 @@ import torch
 from torch.fx import Graph, Node
 
 from parallax.graph.sizes import same_shape, size_of, sizes_of
-from parallax.ops import recurrent  # noqa: F401  (has the layers)
 from parallax.ops.kernels import onednn_product
+from parallax.ops.recurrent import LSTM, LSTM_BACKWARD
 from parallax.runtime.timing import is_clearly_faster, is_plain
 
 aten: Any = torch.ops.aten
@@ -28,8 +28,8 @@ MOST_NUMBERS = 1 << 24
 """In all matrices of a product that is timed; of a larger one a smaller likeness is."""
 
 _LAYERS: dict[Any, tuple[int, int]] = {
-    torch.ops.parallax.lstm.default: (4, 1),
-    torch.ops.parallax.lstm_backward.default: (7, 5),
+    LSTM: (4, 1),
+    LSTM_BACKWARD: (7, 5),
 }
 """By operation, which of its arguments are cells, [batch, hidden], and the weight of outputs."""
 
