@@ -23,10 +23,11 @@ from parallax.rewrite.timeline import timeline
 from parallax.runtime.forecast import Forecast
 from parallax.strategy.builders import BUILDERS, ClusterFacts, GraphFacts
 from parallax.strategy.builders.all_reduce import AllReduce
-from parallax.strategy.builders.auto import Auto
+from parallax.strategy.builders.auto import Auto, ways
 from parallax.strategy.builders.common import OwnerQueue
 from parallax.strategy.builders.factors import Poseidon
 from parallax.strategy.builders.horovod import Horovod
+from parallax.strategy.builders.hybrid import Hybrid
 from parallax.strategy.builders.parameter_server import BytePS
 from parallax.strategy.cost import bytes_per_step
 from parallax.strategy.data import Strategy, VariableStrategy
@@ -157,7 +158,13 @@ def test_parts_of_a_fixed_size() -> None:
 
 def layer(name: str, m: int, n: int, samples: int) -> Variable:
     """The weight of a linear layer."""
-    return replace(dense(name, m, n), factors=(("g", "x"),), factor_rows=samples)
+    return replace(
+        dense(name, m, n),
+        factors=(("g", "x"),),
+        factor_rows=samples,
+        factor_widths=(m, n),
+        factor_operations=2 * samples * m * n,
+    )
 
 
 def test_poseidon_chooses_as_its_algorithm_does() -> None:
@@ -209,6 +216,58 @@ def test_auto_takes_the_cheapest_way_and_says_what_it_costs() -> None:
     assert chosen["table"].why == "99 ms; allgather 216 ms"
     assert chosen["w"].why.startswith("600 ms; ")
     verify(strategy, [cold, hot, dense("w", 1000, 100)], 4)
+
+
+# A hundred million operations a second: a product over 4 samples of 1,000 x 1,000 takes 80 ms.
+SPEED = Speed(1e8, 1e9, 0.0)
+
+
+def hybrid(variables: list[Variable], faster: float = 0.5, speed: Speed = SPEED) -> list[str]:
+    """What HYBRID chooses, if a step with factors takes so much of the time of one without."""
+
+    def predicted(strategy: Strategy) -> StepTime:
+        kinds = {choice.synchronizer for choice in strategy.variables.values()}
+        return StepTime(faster if "factors" in kinds else 1.0, 0.1, 0.1)
+
+    cluster = ClusterFacts(4, network=SLOW, speed=speed)
+    built = Hybrid().build(GraphFacts.of(variables, predicted), cluster)
+    return [choice.synchronizer for choice in built.variables.values()]
+
+
+def test_hybrid_sends_factors_where_these_are_faster_with_all_products() -> None:
+    small, large, thin = layer("a", 20, 30, 4), layer("b", 1000, 1000, 4), dense("c", 50)
+    # 2,400 bytes to three others spare 1.2 of 3.6 ms; 96 kB spare 5.9 s, products take 0.24 s.
+    assert hybrid([small, large, thin]) == ["factors", "factors", "allreduce"]
+    # The same bytes, but 300 times the operations: a convolution over many pixels.
+    heavy = replace(large, factor_operations=300 * large.factor_operations)
+    assert hybrid([small, heavy, thin]) == ["factors", "allreduce", "allreduce"]
+
+
+def test_hybrid_keeps_allreduce_unless_the_whole_step_is_faster() -> None:
+    variables = [layer("b", 1000, 1000, 4), dense("c", 50)]
+    assert hybrid(variables, 0.9) == ["factors", "allreduce"]
+    assert hybrid(variables, 0.96) == ["allreduce", "allreduce"]
+
+
+def test_workers_that_would_drift_apart_are_not_sent_factors() -> None:
+    variables = [layer("b", 1000, 1000, 4), dense("c", 50)]
+    assert hybrid(variables, 0.5, replace(SPEED, alike=False)) == ["allreduce", "allreduce"]
+    for alike, expected in ((True, True), (False, False)):
+        cluster = ClusterFacts(4, network=SLOW, speed=replace(SPEED, alike=alike))
+        found = {choice.synchronizer for choice in ways(variables[0], 0, cluster, {})}
+        assert ("factors" in found) is expected
+        assert "allreduce" in found
+
+
+def test_auto_counts_what_products_of_factors_take() -> None:
+    def chosen(speed: Speed) -> VariableStrategy:
+        graph = GraphFacts.of([layer("b", 1000, 1000, 4)])
+        built = Auto().build(graph, ClusterFacts(4, network=SLOW, speed=speed))
+        return built.variables["b"]
+
+    # 96 kB at 1 MB a second; three times 8 million operations.
+    assert chosen(SPEED).why == "336 ms; scatter 6e+03 ms"
+    assert chosen(replace(SPEED, operations=1e6)).synchronizer == "allreduce"
 
 
 def test_auto_gives_up_messages_that_are_not_worth_their_latency() -> None:

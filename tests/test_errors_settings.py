@@ -177,7 +177,7 @@ WRONG: dict[str, tuple[Strategy, int, tuple[str, ...]]] = {
     "factors": (
         strategy(dense=VariableStrategy("factors")),
         2,
-        ("'dense': factors sends factors, but its gradient is not a matrix product",),
+        ("'dense': factors sends factors, but its gradient is not a product of two",),
     ),
     "group": (
         strategy(

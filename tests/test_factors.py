@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import convolutions
 import pytest
 import synchronizers
 from pool import Pool
@@ -70,3 +71,43 @@ def test_an_update_may_multiply_factors_in_blocks(pool: Pool) -> None:
         for case, (difference, chosen) in found.items():
             assert difference < 1e-10, case
             assert {"hidden.weight", "out.weight"} <= set(chosen)
+
+
+WEIGHTS = [f"{name}.weight" for name in ("again", "down", "grouped", "head", "line", "stem", "up")]
+
+
+@pytest.mark.parametrize(
+    ("way", "size", "kind"),
+    [
+        ("factors", 2, "even"),
+        ("factors", 3, "sizes"),
+        ("factors", 3, "uneven"),
+        ("factors", 3, "mixed"),
+        ("factor_push", 2, "sizes"),
+        ("factor_push", 3, "uneven"),
+        ("factor_push", 2, "mixed"),
+    ],
+)
+def test_convolutions_have_factors(pool: Pool, way: str, size: int, kind: str) -> None:
+    results = pool.run(size, convolutions.compare, SENT[way], kind)
+    for found in results:
+        assert found["chosen"] == WEIGHTS
+        assert found["difference"] < 1e-10
+        assert found["bits"] == results[0]["bits"], "the same on all workers to the last bit"
+
+
+@pytest.mark.parametrize("way", SENT)
+def test_a_gradient_that_is_a_product_no_longer_travels_whole(pool: Pool, way: str) -> None:
+    results = pool.run(2, convolutions.compare, SENT[way], "even", True)
+    for found in results:
+        assert found["chosen"] == WEIGHTS
+        assert found["difference"] < 1e-10
+        assert found["bits"] == results[0]["bits"]
+
+
+def test_bytes_of_convolutions_are_those_of_their_images(pool: Pool) -> None:
+    """Five images of 4 x 4 with 32 channels, and as many gradients with 48, to three others."""
+    for found in pool.run(4, convolutions.counted, SENT["factors"]):
+        expected = 3 * 4 * 5 * 4 * 4 * (32 + 48)
+        assert found["formula"] == expected
+        assert found["sent"] == pytest.approx(expected, rel=0.02)

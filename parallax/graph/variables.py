@@ -14,7 +14,7 @@ from torch.fx import Node
 from parallax.errors import UnsupportedError
 from parallax.graph.checks import max_norm_error
 from parallax.graph.compute import operations
-from parallax.graph.factors import products_of
+from parallax.graph.factors import products_of, widths_of
 from parallax.graph.layout import Component, Components
 from parallax.graph.lookups import (
     Lookup,
@@ -43,7 +43,9 @@ class Variable:
 
     ``lookups`` name the row-reading operations; it is sparse when all reads are lookups.
     ``factors`` are the (output gradient, input) pairs when the gradient is a sum of products of
-    them, and ``factor_rows`` the rows of all these pairs (samples of one worker's batch).
+    them; ``factor_rows`` the rows of all these pairs (samples of one worker's batch),
+    ``factor_widths`` the numbers in a row of either, and ``factor_operations`` what multiplying
+    them takes.
     ``sparsity`` is the measured share of rows touched in a step, None until it is measured.
     """
 
@@ -54,6 +56,8 @@ class Variable:
     lookups: tuple[str, ...] = ()
     factors: tuple[tuple[str, str], ...] = ()
     factor_rows: int = 0
+    factor_widths: tuple[int, int] = (0, 0)
+    factor_operations: int = 0
     gradient: str | None = None
     slots: tuple[str, ...] = ()
     shadows: tuple[str, ...] = ()
@@ -94,6 +98,11 @@ class Variable:
     @property
     def bytes(self) -> int:
         return self.elements * self.dtype.itemsize
+
+    @property
+    def factor_elements(self) -> int:
+        """Numbers in both factors of one worker's gradient."""
+        return self.factor_rows * sum(self.factor_widths)
 
     @property
     def rows(self) -> int:
@@ -187,6 +196,8 @@ def analyze(
             lookups=tuple(lookup.node.name for lookup in found),
             factors=tuple((u.name, v.name) for (u, _), (v, _) in (p.factors for p in products)),
             factor_rows=size_of(sum(product.size for product in products)) or 0,
+            factor_widths=widths_of(products[0]) if products else (0, 0),
+            factor_operations=sum(product.operations for product in products),
             gradient=gradients[name][-1].name if name in gradients else None,
             slots=own,
             shadows=tuple(

@@ -3,40 +3,90 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 
 from parallax.ops.resources import MessageSpec, effect
 
-COUNTS, WORDS = -1, -2
-"""Messages besides those of factors: how many rows follow, with the control words; and these
+aten: Any = torch.ops.aten
+
+SIZES, WORDS = -1, -2
+"""Messages besides those of factors: what sizes these have, with the control words; and these
 words once more, of phases in which nothing else carries them."""
+
+
+WHOLE = -1
+"""Told in place of sizes by a worker whose gradient is no product, and travels as it is."""
+
+Shape = tuple[int | None, ...]
+"""Of a factor, samples first; None for a size that may differ, which each worker tells."""
+
+
+def shapes_of_factors(shape: tuple[int, ...]) -> tuple[Shape, Shape]:
+    """Of U and V, for the gradient of a matrix or of a convolution's weight."""
+    if len(shape) == 2:
+        return (None, shape[0]), (None, shape[1])
+    return (None,) * len(shape), (None,) * len(shape)
 
 
 @dataclass(frozen=True)
 class FactorEntry:
-    """One gradient U'V [rows, columns], of factors U [K, rows] and V [K, columns].
+    """One gradient that is a product of two factors, each with a row for every sample.
 
     Args:
         name: the variable.
-        rows, columns: of its gradient.
+        shape: of its gradient.
         dtype: of the gradient and its factors.
         average: mean over workers, else sum.
         message: that its factors travel in.
+        settings: how the convolution works that it is the gradient of: stride, padding, dilation,
+            transposed, output padding and groups. Empty for U'V of matrices.
         owner: the worker that they are sent to; None if to all.
         multiplied: the gradient is handed on, else the factors of all workers.
+        operations: that the product of this worker's factors takes.
     """
 
     name: str
-    rows: int
-    columns: int
+    shape: tuple[int, ...]
     dtype: torch.dtype
     average: bool
     message: int
+    settings: tuple[Any, ...] = ()
     owner: int | None = None
     multiplied: bool = True
+    operations: int = field(default=0, repr=False, compare=False)  # differs as batches do
+
+    @property
+    def told(self) -> int:
+        """How many sizes a worker tells of its factors."""
+        return sum(shape.count(None) for shape in shapes_of_factors(self.shape))
+
+    def shapes(self, told: Sequence[int]) -> list[list[int]]:
+        """The shapes of a worker's factors, or of its gradient, by what it told."""
+        if WHOLE in told:
+            return [list(self.shape)]
+        sizes = iter(told)
+        return [
+            [next(sizes) if size is None else size for size in shape]
+            for shape in shapes_of_factors(self.shape)
+        ]
+
+    def product(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        """The gradient of stacked factors, the same to the last bit on every worker that is alike.
+
+        Args:
+            left, right: U and V.
+            out: of the gradient's shape; the product may be written there.
+        """
+        if not self.settings:
+            return torch.mm(left.t(), right, out=out)
+        mask = [False, True, False]
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
+            found = aten.convolution_backward(left, right, out, None, *self.settings, mask)
+        gradient: torch.Tensor = found[1]
+        return gradient
 
 
 @dataclass(frozen=True)
@@ -55,6 +105,9 @@ class FactorsSpec(MessageSpec):
         if number < 0:
             return "words", ()
         return "factors", tuple(e.name for e in self.entries if e.message == number)
+
+    def operations(self, number: int, workers: int) -> int:
+        return workers * sum(e.operations for e in self.entries if e.message == number)
 
 
 BLOCK_BYTES = 1 << 19

@@ -231,6 +231,10 @@ class MessageSpec:
         it (``MessageKind``), and the variables that are in it."""
         return "owned", self.names
 
+    def operations(self, number: int, workers: int) -> int:
+        """Multiplications and additions that follow when a message has arrived."""
+        return 0
+
 
 @dataclass(frozen=True)
 class OwnSpec(MessageSpec, ABC):

@@ -235,6 +235,9 @@ def _finish(reading: _Reading, node: Node, spec: Any) -> None:
         reading.exchange(*spec.message(node.args[1]))
     else:
         reading.items.append(Awaited(number))
+    operations = spec.operations(node.args[1], reading.workers)
+    if operations:
+        reading.items.append(Computed(operations, 0, 1, added=True))
 
 
 _READERS: dict[Any, Callable[[_Reading, Node, Any], None]] = {

@@ -356,7 +356,7 @@ class Runner:
 
     def _choose(self, analysis: Analysis) -> Strategy:
         world = self._world
-        cluster = ClusterFacts(world.size, self._config, self._network, world.hosts)
+        cluster = ClusterFacts(world.size, self._config, self._network, world.hosts, self._speed)
         if self._network is None or self._speed is None:
             return choose_strategy(analysis, cluster)
         forecast = Forecast(
@@ -375,12 +375,6 @@ class Runner:
                     hint="let the first batch use every variable that is trained.",
                 )
             facts = synchronizer(choice)
-            if variable.trainable and facts.factors and not variable.factors:
-                raise UnsupportedError(
-                    f"The gradient of {name!r} was sent as factors, but from this step on it is no "
-                    "matrix product.",
-                    hint="choose another synchroniser for it, such as allreduce.",
-                )
             if variable.trainable and (
                 (facts.sharded and variable.shard_obstacle)
                 or (facts.sparse and not variable.sparse)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import torch
@@ -43,9 +45,26 @@ def measure_speed(world: World) -> Speed:
         node=node,
         crowding=_crowding(world, square),
     )
-    texts = world.texts("speed", msgspec.json.encode(dataclasses.astuple(own)).decode())
-    found = [msgspec.json.decode(text, type=tuple[float, float, float, float]) for text in texts]
-    return Speed(*(statistics.median(one) for one in zip(*found, strict=True)))
+    texts = world.texts("speed", msgspec.json.encode(own).decode())
+    found = [msgspec.json.decode(text, type=Speed) for text in texts]
+    numbers = [(one.operations, one.bytes, one.node, one.crowding) for one in found]
+    alike = len(set(world.texts("device", _described(device)))) == 1
+    medians = [statistics.median(one) for one in zip(*numbers, strict=True)]
+    return Speed(medians[0], medians[1], medians[2], medians[3], alike)
+
+
+def _described(device: torch.device) -> str:
+    """What decides in which order numbers are added up: the kind of device, libraries, threads."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    cpu = platform.machine()
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+        cpu = next((line for line in lines if line.startswith("model name")), cpu)
+    return (
+        f"{cpu}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}"
+    )
 
 
 def _crowding(world: World, square: torch.Tensor) -> float:

@@ -18,7 +18,8 @@ factor_push      (N-1)/N (K(M+M') + b)               both to the owner, new valu
 ===============  ==============================================================================
 
 with n ids in B bags a worker and step, r bytes in a row, and for a matrix [M, M'] K samples a
-worker, in values of the matrix's dtype. The paper counts a server's own part
+worker, in values of the matrix's dtype; for the weight of a convolution M and M' are the numbers in
+an image that comes out and in one that goes in. The paper counts a server's own part
 as transferred as well (2b, 2αb); here it stays local.
 
 On H hosts of k workers each, numbered host by host, each worker sends of it to other hosts:
@@ -92,8 +93,8 @@ def row_bytes(variable: Variable) -> float:
 
 
 def factor_bytes(variable: Variable) -> float:
-    """Of the factors of one worker's gradient: K rows of M and of N values."""
-    return variable.factor_rows * sum(variable.shape) * variable.dtype.itemsize
+    """Of the factors of one worker's gradient: K rows of M and of M' values."""
+    return variable.factor_elements * variable.dtype.itemsize
 
 
 def touched_rows(variable: Variable) -> float:

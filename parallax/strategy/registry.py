@@ -47,6 +47,8 @@ Formula = Callable[[Variable, VariableStrategy, int, int], float]
 """Bytes per worker and step: of a variable, as it is synchronised, by workers, on hosts."""
 Part = Callable[[MessageKind, Variable, VariableStrategy, int], float]
 """What part of a variable's bytes in a step one message carries: of a kind, by workers."""
+Operations = Callable[[Variable, int], float]
+"""Multiplications and additions, for a variable and so many workers."""
 Check = Callable[[VariableStrategy, Variable, int], list[tuple[str, str, str]]]
 """Field, problem and remedy of each thing that is wrong with a decision, for so many workers."""
 
@@ -54,6 +56,10 @@ Check = Callable[[VariableStrategy, Variable, int], list[tuple[str, str, str]]]
 def _fair(kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int) -> float:
     """All of a step's bytes in one message."""
     return 1.0
+
+
+def _no_operations(variable: Variable, workers: int) -> float:
+    return 0.0
 
 
 def _nothing(choice: VariableStrategy, variable: Variable, workers: int) -> list[Any]:
@@ -72,6 +78,7 @@ class Synchronizer:
             :class:`parallax.rewrite.context.Rewriting`.
         across: bytes of them that go to other hosts; as many as other hosts have workers if None.
         part: of the bytes, that one message carries.
+        computes: multiplications and additions of a worker's step beside those of one device.
         messages: of a step that wait for one another.
         dense: it aggregates the whole gradient of a variable, sparse or not.
         sparse: it needs a variable of which rows are looked up.
@@ -95,6 +102,7 @@ class Synchronizer:
     rewrite: Callable[[Any], None] | None = None
     across: Formula | None = None
     part: Part = _fair
+    computes: Operations = _no_operations
     messages: int = 1
     dense: bool = False
     sparse: bool = False

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.cost import message_seconds, seconds_at_owners
-from parallax.strategy.data import Strategy
-from parallax.strategy.registry import MessageKind
+from parallax.strategy.data import Strategy, VariableStrategy
+from parallax.strategy.registry import MessageKind, facts
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,14 @@ class Speed:
         node: seconds that any node takes at least.
         crowding: seconds that pass while a processor works for one second, as all workers of the
             machine compute at once.
+        alike: all workers' devices are the same, and compute the same to the last bit.
     """
 
     operations: float
     bytes: float
     node: float
     crowding: float = 1.0
+    alike: bool = True
 
     @property
     def borrowed(self) -> float:
@@ -86,6 +88,10 @@ class Speed:
         workers or more.
         """
         return self.crowding * min(self.crowding - 1.0, 1.0)
+
+    def added(self, variable: Variable, choice: VariableStrategy, workers: int) -> float:
+        """Seconds that a worker's step computes longer than that of one device, for a variable."""
+        return self.crowding * facts(choice).computes(variable, workers) / self.operations
 
     def seconds(self, part: Computed) -> float:
         """Time of some computation: products and the rest one after the other."""

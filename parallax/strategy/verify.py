@@ -154,7 +154,7 @@ def _of_kind(one: Synchronizer, variable: Variable) -> Iterator[Problem]:
         problem = f"{one.name} cannot sum sparse gradients (sparse=True)"
         yield field, problem, f"use {_names(sparse=True)}"
     if one.factors and not variable.factors:
-        problem = f"{one.name} sends factors, but its gradient is not a matrix product"
+        problem = f"{one.name} sends factors, but its gradient is not a product of two"
         yield field, problem, f"use {_names(dense=True, factors=False)}"
     if one.sharded and variable.shard_obstacle:
         problem = f"its update cannot be sharded: {variable.shard_obstacle}"

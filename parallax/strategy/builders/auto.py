@@ -16,21 +16,18 @@ from parallax.graph.variables import Variable
 from parallax.strategy.builders import common
 from parallax.strategy.builders.all_reduce import Replicated
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
-from parallax.strategy.builders.hybrid import Hybrid, placed_bags
+from parallax.strategy.builders.hybrid import MARGIN, MOST_COMPARED, Hybrid, placed_bags
 from parallax.strategy.builders.parameter_server import ParameterServer
 from parallax.strategy.cost import communication_seconds
 from parallax.strategy.data import PartitionName, Strategy, VariableStrategy
 from parallax.strategy.registry import Synchronizer, facts, synchronizers
+from parallax.strategy.timeline import Speed
 from parallax.strategy.verify import problems_of
 
 logger = logging.getLogger("parallax")
 
 # What computation hides costs nothing; of steps that take as long, the one that sends less wins.
 HIDDEN = 0.01
-# What another builder's step must be faster by: predictions are not better than that.
-MARGIN = 0.05
-# Of so many variables whole steps are compared: each takes a millisecond for every variable.
-MOST_COMPARED = 1000
 # Relative difference below which two times are the same.
 TIE = 1e-6
 
@@ -41,7 +38,7 @@ class Priced:
 
     Args:
         choice: the way.
-        seconds: that its bytes take on the links in a step.
+        seconds: that its bytes take on the links in a step, and what it lets workers compute.
         latency: seconds that its kind of message takes besides, once for all variables of it.
     """
 
@@ -71,13 +68,13 @@ class Auto(StrategyBuilder):
             return Hybrid().build(graph, cluster)
         placed = placed_bags(graph, cluster)
         priced = {
-            name: price(variable, ways(variable, index, cluster, placed), network)
+            name: price(variable, ways(variable, index, cluster, placed), network, cluster.speed)
             for index, (name, variable) in enumerate(graph.trainable.items())
         }
         own = self.strategy(graph, cluster, {n: one.choice for n, one in cheapest(priced).items()})
         best = self._fastest(graph, cluster, own)
         explained = {
-            name: _explained(best.variables[name], priced[name], network, variable)
+            name: _explained(best.variables[name], priced[name], variable, network, cluster.speed)
             for name, variable in graph.trainable.items()
         }
         return self.strategy(graph, cluster, explained)
@@ -128,7 +125,11 @@ def ways(
             found += [placed[variable.name]] if variable.name in placed else []
         elif one.name != "none":
             found += [_way(one, part, variable, index, cluster) for part in one.partitions]
-    return [choice for choice in found if _fits(choice, variable, cluster)]
+    fitting = [choice for choice in found if _fits(choice, variable, cluster)]
+    if cluster.speed is None or cluster.speed.alike:
+        return fitting
+    # Workers that multiply factors themselves would drift apart.
+    return [choice for choice in fitting if not (facts(choice).factors and not choice.owners)]
 
 
 def _way(
@@ -156,15 +157,21 @@ def _fits(choice: VariableStrategy, variable: Variable, cluster: ClusterFacts) -
 
 
 def price(
-    variable: Variable, choices: Iterable[VariableStrategy], network: Network
+    variable: Variable,
+    choices: Iterable[VariableStrategy],
+    network: Network,
+    speed: Speed | None = None,
 ) -> list[Priced]:
     """The choices with what they cost, cheapest first."""
-    found = [_priced(variable, choice, network) for choice in choices]
+    found = [_priced(variable, choice, network, speed) for choice in choices]
     return sorted(found, key=lambda one: one.seconds)
 
 
-def _priced(variable: Variable, choice: VariableStrategy, network: Network) -> Priced:
+def _priced(
+    variable: Variable, choice: VariableStrategy, network: Network, speed: Speed | None
+) -> Priced:
     """A choice with its cost, in two levels where that is faster."""
+    computed = 0.0 if speed is None else speed.added(variable, choice, network.whole.workers)
     levels = [choice]
     if network.host is not None and facts(choice).by_host:
         levels.append(msgspec.structs.replace(choice, hierarchy="hosts"))
@@ -174,7 +181,7 @@ def _priced(variable: Variable, choice: VariableStrategy, network: Network) -> P
         whole = communication_seconds([(variable, one)], network)
         costs.append((whole, max(whole - latency, 0.0), latency))
     _, seconds, latency = min(costs)
-    return Priced(choice, seconds, latency)
+    return Priced(choice, seconds + computed, latency)
 
 
 def _latency(choice: VariableStrategy, network: Network) -> float:
@@ -225,10 +232,14 @@ def _preference(kind: str) -> tuple[bool, int]:
 
 
 def _explained(
-    choice: VariableStrategy, priced: list[Priced], network: Network, variable: Variable
+    choice: VariableStrategy,
+    priced: list[Priced],
+    variable: Variable,
+    network: Network,
+    speed: Speed | None,
 ) -> VariableStrategy:
     """A choice whose reason is its price and that of the next best."""
-    seconds = _priced(variable, choice, network).seconds
+    seconds = _priced(variable, choice, network, speed).seconds
     others = [one for one in priced if one.choice.synchronizer != choice.synchronizer]
     why = _milliseconds(seconds)
     if others:

@@ -12,7 +12,7 @@ from parallax.cluster.network import Network
 from parallax.config import Config
 from parallax.graph.variables import Variable
 from parallax.strategy.data import Strategy, VariableStrategy, described, everyone, fingerprint
-from parallax.strategy.timeline import StepTime
+from parallax.strategy.timeline import Speed, StepTime
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,14 @@ class ClusterFacts:
             strategy repeats.
         network: measured or computed links; None with one worker.
         hosts: by worker, the number of its host; all on one if empty.
+        speed: of the workers' devices, measured; None as ``network`` is.
     """
 
     workers: int
     config: Config = field(default_factory=Config)
     network: Network | None = None
     hosts: tuple[int, ...] = ()
+    speed: Speed | None = None
 
     @property
     def everyone(self) -> tuple[int, ...]:

@@ -32,6 +32,11 @@ def allreduce(variable: Variable, cluster: ClusterFacts, why: str = "") -> Varia
     return VariableStrategy("allreduce", average=averages(variable, cluster), why=why or "dense")
 
 
+def factors(variable: Variable, cluster: ClusterFacts, why: str = "") -> VariableStrategy:
+    """The two factors of its gradient go to all, each of whom multiplies them."""
+    return VariableStrategy("factors", average=averages(variable, cluster), why=why)
+
+
 def allgather(
     variable: Variable, cluster: ClusterFacts, why: str = "sparse: all reads look up rows"
 ) -> VariableStrategy:

@@ -17,7 +17,7 @@ class Poseidon(FixedParts):
     Poseidon's hybrid communication (Zhang's thesis, section 3.4, Algorithm 2): a matrix of M×N
     whose gradient is a product over K samples a worker goes by sufficient-factor broadcasting if
     2K(P₁-1)(M+N) ≤ 2MN(P₁+P₂-2)/P₂, for P₁ workers and P₂ servers, here the same P. All else is
-    on servers in key-value chunks of 2 MB, dealt evenly.
+    on servers in key-value chunks of 2 MB, dealt evenly, weights of convolutions too.
     """
 
     name = "Poseidon"
@@ -29,16 +29,14 @@ class Poseidon(FixedParts):
         self, variable: Variable, cluster: ClusterFacts, queue: common.OwnerQueue
     ) -> VariableStrategy:
         """What Algorithm 2 says."""
-        if not variable.factors:
+        if not variable.factors or len(variable.shape) > 2:
             return super().dense(variable, cluster, queue)
-        workers, (m, n) = cluster.workers, variable.shape
-        by_factors = 2 * variable.factor_rows * (workers - 1) * (m + n)
-        by_server = 2 * m * n * (2 * workers - 2) / workers
+        workers = cluster.workers
+        by_factors = 2 * (workers - 1) * variable.factor_elements
+        by_server = 2 * variable.elements * (2 * workers - 2) / workers
         values = f"{by_factors:,} values by factors, {by_server:,.0f} by servers"
         if by_factors <= by_server:
-            return VariableStrategy(
-                "factors", average=common.averages(variable, cluster), why=values
-            )
+            return common.factors(variable, cluster, values)
         return msgspec.structs.replace(super().dense(variable, cluster, queue), why=values)
 
 

@@ -2,9 +2,15 @@
 
 Tables that are read in bags exchange sums of bags or distinct rows, whichever are fewer. Their
 owners are balanced by what they send, and none owns much more than its share of all rows.
+
+A dense gradient that is a product goes by its factors where that is predicted to be faster
+(Poseidon's hybrid communication, Zhang's thesis, section 3.4, with the time that all workers'
+products take, and with convolutions): layers of many parameters and few samples.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from parallax.graph.variables import Variable
 from parallax.strategy.builders import common
@@ -16,13 +22,24 @@ from parallax.strategy.data import Strategy, VariableStrategy
 MOST_OF_SHARE = 1.25
 
 
+# What another strategy's step must be faster by: predictions are not better than that.
+MARGIN = 0.05
+# Of so many variables whole steps are compared: each takes a millisecond for every variable.
+MOST_COMPARED = 1000
+
+
 class Hybrid(StrategyBuilder):
-    """Each kind of variable the way that is usually cheapest for it (``run_option="HYBRID"``)."""
+    """Each kind of variable the way that is usually cheapest for it (``run_option="HYBRID"``).
+
+    Factors of dense gradients are taken together, if the whole step is predicted to be faster by a
+    twentieth with them; not while links and devices are not measured, nor where devices differ,
+    since every worker multiplies them itself and all must get the same to the last bit.
+    """
 
     name = "HYBRID"
 
     def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
-        """AllReduce, rows or bags for each variable."""
+        """AllReduce, factors, rows or bags for each variable."""
         placed = placed_bags(graph, cluster)
         chosen = {}
         for name, variable in graph.trainable.items():
@@ -31,7 +48,35 @@ class Hybrid(StrategyBuilder):
                 chosen[name] = _unless_dense(variable, exchanged, cluster)
             else:
                 chosen[name] = common.allreduce(variable, cluster)
-        return self.strategy(graph, cluster, chosen)
+        built = self.strategy(graph, cluster, chosen)
+        by_factors = _factors(graph, cluster, chosen)
+        if not by_factors or graph.predict is None or len(graph.trainable) > MOST_COMPARED:
+            return built
+        other = self.strategy(graph, cluster, chosen | by_factors)
+        usual, faster = (graph.predict(strategy).step for strategy in (built, other))
+        return other if faster < (1 - MARGIN) * usual else built
+
+
+def _factors(
+    graph: GraphFacts, cluster: ClusterFacts, chosen: Mapping[str, VariableStrategy]
+) -> dict[str, VariableStrategy]:
+    """Of the variables that AllReduce was chosen for, those that may be faster by factors."""
+    network, speed = cluster.network, cluster.speed
+    if network is None or speed is None or not speed.alike:
+        return {}
+    workers, found = cluster.workers, {}
+    for name, choice in chosen.items():
+        variable = graph.variables[name]
+        if choice.synchronizer != "allreduce" or not variable.factors:
+            continue
+        summed = bytes_per_step(variable, choice, workers)
+        sent = bytes_per_step(variable, common.factors(variable, cluster), workers)
+        why = f"dense: factors are {sent / 1e6:.3g} MB, by AllReduce it would be {summed / 1e6:.3g}"
+        way = common.factors(variable, cluster, why)
+        spared = (summed - sent) / network.whole.bandwidth
+        if spared > speed.added(variable, way, workers):
+            found[name] = way
+    return found
 
 
 def _unless_dense(
