@@ -25,7 +25,8 @@ aten: Any = torch.ops.aten
 Sizes = tuple[Any, ...]
 """Of a tensor; symbols where they vary."""
 _OF_WEIGHT = 1
-"""The place of the weight's gradient in what convolution_backward gives, and in its mask."""
+_OF_BIAS = 2
+"""Places of gradients in what convolution_backward gives, and in its mask."""
 _BIAS_SIZES, _MASK = 3, 10
 """Places among its arguments; between them is how the convolution works."""
 
@@ -148,16 +149,26 @@ class ConvolutionProduct(Product):
         return 2 * math.prod(sizes_of(weight.meta["val"])) * batch * math.prod(pixels)
 
     def drop(self) -> None:
-        """The node goes on with the other gradients, unless it still has a user for this one."""
-        if any(user.args[1] == _OF_WEIGHT for user in self.node.users):
+        """The node goes on with the images' gradient alone, if nobody wants the weight's.
+
+        The bias's, which oneDNN computes together with the weight's, becomes a sum of its own.
+        """
+        parts = {user.args[1]: user for user in self.node.users}
+        if _OF_WEIGHT in parts:
             return
         mask: Any = self.node.args[_MASK]
-        wanted = [one and place != _OF_WEIGHT for place, one in enumerate(mask)]
-        self.node.update_arg(_MASK, wanted)
-        values = self.node.meta["val"]
-        self.node.meta["val"] = tuple(
-            None if place == _OF_WEIGHT else value for place, value in enumerate(values)
-        )
+        self.node.update_arg(_MASK, [mask[0], False, False])
+        self.node.meta["val"] = (self.node.meta["val"][0], None, None)
+        if _OF_BIAS not in parts:
+            return
+        (gradient, _), _ = self.factors
+        dimensions = [place for place in range(len(self.shapes[0])) if place != 1]
+        graph, old = self.node.graph, parts[_OF_BIAS]
+        with graph.inserting_after(self.node):
+            new = graph.call_function(aten.sum.dim_IntList, (gradient, dimensions))
+        new.meta.update(old.meta)
+        old.replace_all_uses_with(new)
+        graph.erase_node(old)
 
 
 def _plain(node: Node, transposed: bool) -> tuple[Node, bool]:
