@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 
+from parallax.ops.patches import as_matrices
 from parallax.ops.resources import MessageSpec, effect
 
 aten: Any = torch.ops.aten
@@ -100,16 +100,10 @@ class FactorEntry:
     def _of_patches(
         self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor
     ) -> torch.Tensor:
-        """The same as one product of matrices: of gradients and of the patches that they meet.
-
-        Written where it is wanted at once; oneDNN, which has orders of its own for weights, takes
-        several times as long where images are small and channels many.
-        """
+        """The same as one product of matrices, written where it is wanted at once."""
         stride, padding, dilation, *_ = self.settings
-        size = self.shape[2:]
-        patches = F.unfold(right, size, dilation, padding, stride).transpose(1, 2).flatten(0, 1)
-        gradients = left.flatten(2).transpose(1, 2).flatten(0, 1)
-        torch.mm(gradients.t(), patches, out=out.view(len(out), -1))
+        u, v = as_matrices(left, right, self.shape[2:], stride, padding, dilation)
+        torch.mm(u.t(), v, out=out.view(len(out), -1))
         return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,7 +10,23 @@ import torch
 from parallax.ops.resources import fixed_sizes
 
 _LIBRARY = torch.library.Library("parallax", "FRAGMENT")
-_LIBRARY.define("onednn_product(Tensor left, Tensor right, Tensor? bias) -> Tensor")
+OPERATIONS: dict[Any, Any] = {}
+"""By function, the same as an operation that a compiler leaves as it is."""
+
+
+def publish(function: Callable[..., Any], schema: str, sizes: Callable[..., Any]) -> None:
+    """Make an operation of a function, under its own name.
+
+    Args:
+        function: that computes on the CPU.
+        schema: its arguments and results.
+        sizes: makes empty results of the right shapes.
+    """
+    name = function.__name__
+    _LIBRARY.define(name + schema)
+    _LIBRARY.impl(name, function, "CPU")
+    torch.library.register_fake(f"parallax::{name}", sizes, lib=_LIBRARY)
+    OPERATIONS[function] = getattr(torch.ops.parallax, name).default
 
 
 @fixed_sizes
@@ -27,8 +44,6 @@ def _onednn_product_sizes(
     return left.new_empty(left.shape[0], right.shape[0])
 
 
-_LIBRARY.impl("onednn_product", onednn_product, "CPU")
-torch.library.register_fake("parallax::onednn_product", _onednn_product_sizes, lib=_LIBRARY)
-
-OPERATIONS: dict[Any, Any] = {onednn_product: torch.ops.parallax.onednn_product.default}
-"""By function, the same as an operation that a compiler leaves as it is."""
+publish(
+    onednn_product, "(Tensor left, Tensor right, Tensor? bias) -> Tensor", _onednn_product_sizes
+)

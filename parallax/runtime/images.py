@@ -108,7 +108,7 @@ def use_faster_layout(graph: Graph, seconds: Seconds | None = None) -> int:
     Returns:
         How many convolutions work on such images then.
     """
-    found = {node: one for node in graph.nodes if (one := _convolution(node)) is not None}
+    found = {node: one for node in graph.nodes if (one := convolution_of(node)) is not None}
     if not found or any(node.target in _BY_STRIDES for node in graph.nodes):
         return 0
     wanted, before, after = _faster_layers(found, seconds or time_of)
@@ -273,7 +273,9 @@ def _strides(value: Any) -> Any:
     return None
 
 
-def _convolution(node: Node) -> Convolution | None:
+def convolution_of(node: Node) -> Convolution | None:
+    """The convolution that a node is, or whose gradients it computes; None if its images are of
+    another kind than those that are timed."""
     arguments: tuple[Any, ...] = node.args
     gradient: Any = None
     sizes: Any

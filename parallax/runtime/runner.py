@@ -32,6 +32,7 @@ from parallax.runtime.control import StepControl, batch_weight
 from parallax.runtime.deferral import deferred_device
 from parallax.runtime.forecast import Forecast
 from parallax.runtime.images import use_faster_layout
+from parallax.runtime.patches import use_patches
 from parallax.runtime.plan import GraphView, Pace, Plan, measured
 from parallax.runtime.probe import measure_network
 from parallax.runtime.products import use_faster_products
@@ -248,7 +249,7 @@ class Runner:
 
     def _bind(self, rewritten: WorkerGraph, description: str) -> Program:
         graph = rewritten.step.graph
-        if use_faster_products(graph) + use_faster_layout(graph):
+        if use_patches(graph) + use_faster_products(graph) + use_faster_layout(graph):
             rewritten.step.graph_module.recompile()
         resources = [
             self._resources.get(index, spec) for index, spec in enumerate(rewritten.resources)
