@@ -103,7 +103,7 @@ def _gradients(side: int, channels: int) -> Convolution:
 
 def test_the_fastest_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = iter([3.0, 2.0, 2.1] if has_onednn() else [2.0, 2.1])
-    monkeypatch.setattr(patches, "best_of", lambda compute: next(taken))
+    monkeypatch.setattr(patches, "best_of", lambda compute, cold: next(taken))
     fastest.cache_clear()
     assert fastest(_gradients(2, 8)) == "usual", "not clearly faster"
     assert fastest(_gradients(2, 8)) == "usual", "known"
@@ -114,7 +114,7 @@ def test_the_fastest_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_patches_of_large_images_are_not_even_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patches, "best_of", lambda compute: pytest.fail("was timed"))
+    monkeypatch.setattr(patches, "best_of", lambda compute, cold: pytest.fail("was timed"))
     assert fastest(_gradients(128, 64)) == "usual"
 
 

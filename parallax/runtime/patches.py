@@ -107,9 +107,10 @@ def fastest(one: Convolution) -> Way:
 
         return compute
 
-    ways: dict[Way, float] = {"patches": best_of(by_patches(False))}
+    ways: dict[Way, float] = {"patches": best_of(by_patches(False), cold=True)}
     if has_onednn():
-        ways["onednn"] = best_of(by_patches(True))
+        ways["onednn"] = best_of(by_patches(True), cold=True)
     best = min(ways, key=ways.__getitem__)
-    usual = best_of(lambda: backward([of_images, True, of_bias]))
+    # Weights are large, and long gone from the caches when backward comes to them.
+    usual = best_of(lambda: backward([of_images, True, of_bias]), cold=True)
     return best if ways[best] < CLEARLY * usual else "usual"

@@ -20,6 +20,10 @@ IMPATIENCE = 0.1
 """... and after which once is enough."""
 
 
+COLD_NUMBERS = 1 << 23
+"""As many as fill the caches of a core's share of a processor."""
+
+
 def is_clearly_faster(other: Callable[[], object], usual: Callable[[], object]) -> bool:
     """Whether ``other`` takes less time than ``usual``, by more than noise."""
     return best_of(other) < CLEARLY * best_of(usual)
@@ -37,11 +41,19 @@ def is_plain(value: Any) -> TypeGuard[torch.Tensor]:
     )
 
 
-def best_of(compute: Callable[[], object]) -> float:
-    """The shortest of a few runs, in seconds."""
+def best_of(compute: Callable[[], object], cold: bool = False) -> float:
+    """The shortest of a few runs, in seconds.
+
+    Args:
+        compute: what to time.
+        cold: put other memory into the caches before each run, as the rest of a step does.
+    """
     compute()  # libraries prepare a shape when they first see it
+    other = torch.zeros(COLD_NUMBERS, dtype=torch.float32) if cold else None
     best, began = float("inf"), time.perf_counter()
     for run in range(MOST_RUNS):
+        if other is not None:
+            other.add_(1)
         started = time.perf_counter()
         compute()
         ended = time.perf_counter()
