@@ -44,10 +44,10 @@ class Config:
     """Settings of a run.
 
     Args:
-        run_option: how variables are synchronised. ``"HYBRID"``: AllReduce for dense variables,
-            row servers for sparse ones; ``"PS"``: owners for all; ``"AR"``: AllReduce and
-            AllGather for all (Parallax paper, section 5). The short form of ``strategy``; None
-            where that is given.
+        run_option: how variables are synchronised. ``"HYBRID"``: AllReduce for dense variables, or
+            factors of their gradients where these are faster, and row servers for sparse ones;
+            ``"PS"``: owners for all; ``"AR"``: AllReduce and AllGather for all (Parallax paper,
+            section 5). The short form of ``strategy``; None where that is given.
         strategy: what decides how variables are synchronised, instead of ``run_option``: the name
             of a builder (in any case of letters), a builder, the path of a strategy's file, or a
             strategy. None where ``run_option`` says it.

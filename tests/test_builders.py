@@ -25,6 +25,7 @@ from parallax.strategy.builders import BUILDERS, ClusterFacts, GraphFacts
 from parallax.strategy.builders.all_reduce import AllReduce
 from parallax.strategy.builders.auto import Auto, ways
 from parallax.strategy.builders.common import OwnerQueue
+from parallax.strategy.builders.encoded import Encoded
 from parallax.strategy.builders.factors import Poseidon
 from parallax.strategy.builders.horovod import Horovod
 from parallax.strategy.builders.hybrid import Hybrid
@@ -222,12 +223,14 @@ def test_auto_takes_the_cheapest_way_and_says_what_it_costs() -> None:
 SPEED = Speed(1e8, 1e9, 0.0)
 
 
-def hybrid(variables: list[Variable], faster: float = 0.5, speed: Speed = SPEED) -> list[str]:
+def hybrid(
+    variables: list[Variable], faster: float = 0.5, speed: Speed = SPEED, step: float = 1.0
+) -> list[str]:
     """What HYBRID chooses, if a step with factors takes so much of the time of one without."""
 
     def predicted(strategy: Strategy) -> StepTime:
         kinds = {choice.synchronizer for choice in strategy.variables.values()}
-        return StepTime(faster if "factors" in kinds else 1.0, 0.1, 0.1)
+        return StepTime(step * (faster if "factors" in kinds else 1.0), 0.0, 0.0)
 
     cluster = ClusterFacts(4, network=SLOW, speed=speed)
     built = Hybrid().build(GraphFacts.of(variables, predicted), cluster)
@@ -247,6 +250,15 @@ def test_hybrid_keeps_allreduce_unless_the_whole_step_is_faster() -> None:
     variables = [layer("b", 1000, 1000, 4), dense("c", 50)]
     assert hybrid(variables, 0.9) == ["factors", "allreduce"]
     assert hybrid(variables, 0.96) == ["allreduce", "allreduce"]
+    # Steps of a few milliseconds differ by more from one measurement to the next.
+    assert hybrid(variables, 0.9, step=0.01) == ["allreduce", "allreduce"]
+
+
+def test_what_is_encoded_does_not_go_as_factors() -> None:
+    graph = GraphFacts.of([layer("b", 1000, 1000, 4)], lambda strategy: StepTime(0.1, 0.1, 0.1))
+    cluster = ClusterFacts(4, network=SLOW, speed=SPEED)
+    chosen = Encoded("bf16", Auto()).build(graph, cluster).variables["b"]
+    assert (chosen.synchronizer, chosen.encoder) == ("allreduce", "bf16")
 
 
 def test_workers_that_would_drift_apart_are_not_sent_factors() -> None:

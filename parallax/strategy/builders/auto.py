@@ -126,9 +126,9 @@ def ways(
         elif one.name != "none":
             found += [_way(one, part, variable, index, cluster) for part in one.partitions]
     fitting = [choice for choice in found if _fits(choice, variable, cluster)]
-    if cluster.speed is None or cluster.speed.alike:
+    if cluster.speed is not None and cluster.speed.alike:
         return fitting
-    # Workers that multiply factors themselves would drift apart.
+    # Workers that multiply factors themselves would drift apart, or take who knows how long.
     return [choice for choice in fitting if not (facts(choice).factors and not choice.owners)]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
@@ -44,7 +46,9 @@ class Encoded(StrategyBuilder):
 
     def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
         """See :meth:`StrategyBuilder.build`."""
-        built = self.base.build(graph, cluster)
+        # Where speeds are known, gradients might go as factors, which are compared with what
+        # gradients take that are not encoded.
+        built = self.base.build(graph, replace(cluster, speed=None))
         chosen = {name: self._encoded(choice) for name, choice in built.variables.items()}
         return msgspec.structs.replace(built, variables=chosen)
 

@@ -24,6 +24,8 @@ MOST_OF_SHARE = 1.25
 
 # What another strategy's step must be faster by: predictions are not better than that.
 MARGIN = 0.05
+# Seconds that factors must spare in a step: of less, measurements of a moment would decide.
+LEAST_SPARED = 2e-3
 # Of so many variables whole steps are compared: each takes a millisecond for every variable.
 MOST_COMPARED = 1000
 
@@ -32,8 +34,9 @@ class Hybrid(StrategyBuilder):
     """Each kind of variable the way that is usually cheapest for it (``run_option="HYBRID"``).
 
     Factors of dense gradients are taken together, if the whole step is predicted to be faster by a
-    twentieth with them; not while links and devices are not measured, nor where devices differ,
-    since every worker multiplies them itself and all must get the same to the last bit.
+    twentieth with them, and by two milliseconds; not while links and devices are not measured, nor
+    where devices differ, since every worker multiplies them itself and all must get the same to the
+    last bit.
     """
 
     name = "HYBRID"
@@ -54,7 +57,7 @@ class Hybrid(StrategyBuilder):
             return built
         other = self.strategy(graph, cluster, chosen | by_factors)
         usual, faster = (graph.predict(strategy).step for strategy in (built, other))
-        return other if faster < (1 - MARGIN) * usual else built
+        return other if usual - faster > max(MARGIN * usual, LEAST_SPARED) else built
 
 
 def _factors(
