@@ -25,8 +25,8 @@ aten: Any = torch.ops.aten
 
 Way = Literal["usual", "patches", "onednn"]
 """PyTorch's gradient, or the product of patches in its BLAS or in oneDNN."""
-MOST_NUMBERS = 1 << 24
-"""In the patches of a convolution that is timed; with more they are not worth it."""
+MOST_PATCHES = 1024
+"""Of a convolution that is timed: with more, the patches outweigh what is done to the weight."""
 
 
 def use_patches(graph: Graph, way_of: Callable[[Convolution], Way] | None = None) -> int:
@@ -82,13 +82,9 @@ def _patches(one: Convolution) -> tuple[Any, Any, Any, Any]:
 @functools.cache
 def fastest(one: Convolution) -> Way:
     """Time all ways on images of these shapes, with this process's threads."""
-    one, _ = one.likeness()
     assert one.gradient is not None
-    batch, _, *pixels = one.gradient
-    patches = batch * one.weight[1]
-    for size in (*pixels, *one.weight[2:]):
-        patches *= size
-    if patches > MOST_NUMBERS:
+    batch, _, height, width = one.gradient
+    if batch * height * width > MOST_PATCHES:
         return "usual"
     gradient, images, weight = (
         torch.ones(shape, dtype=torch.float32) for shape in (one.gradient, one.images, one.weight)
