@@ -19,12 +19,14 @@ from parallax.strategy.layout import RowLayout
 from parallax.strategy.registry import Synchronizer, facts
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Phase:
     """Gradients that are made one after the other and then used: what is agreed on together."""
 
     marks: tuple[Node, ...]
     first_use: Node
+    wait: Node | None = None
+    """Where gradients in buckets are awaited, once they are."""
 
 
 @dataclass

@@ -50,6 +50,7 @@ def sum_in_buckets(work: Rewriting, number: int, synchronizer: str) -> None:
             _put(work, mark, known[mark], resource, index)
     with work.graph.inserting_before(phase.first_use):
         gradients = work.call(wait_gradients, resource)
+        phase.wait = phase.wait or gradients
         for index, mark in enumerate(marks):
             value = work.item(gradients, index)
             value.meta.update(mark.meta)

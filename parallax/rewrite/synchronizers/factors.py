@@ -174,6 +174,9 @@ def _receive(
 ) -> None:
     users = [user for mark in marks for user in mark.users]
     first_use = min(users, key=order.__getitem__, default=phase.first_use)
+    if phase.wait is not None and any(multiplied[mark] for mark in marks):
+        # While buckets are under way there is time to multiply.
+        first_use = phase.wait
     with work.graph.inserting_before(first_use):
         gradients = work.call(finish, resource, number)
         for index, mark in enumerate(marks):
