@@ -24,6 +24,9 @@ from parallax.strategy.timeline import Awaited, Computed, Item, Started, merged
 # Small operations for each table of an exchange, as its runtime has them, three times as many: that
 # is what it takes to call them. Bags of all tables are handled together.
 ASKING, SERVING, SENDING, RECEIVING = 60, 36, 24, 36
+# Passes over a variable that has owners: to add up gradients, to repeat values for all workers, and
+# to put those of all in their places.
+ADDED, PACKED, UNPACKED = 1, 2, 2
 # To sort an id takes as long as this many bytes are read and written.
 SORTED = 500
 
@@ -69,6 +72,11 @@ class _Reading:
             size += passes * share * variable.bytes + sorts * SORTED * ids
         calls = 1 if together else len(tables)
         self.items.append(Computed(0, round(size), nodes * calls, added=True))
+
+    def copied(self, names: Sequence[str], passes: int) -> None:
+        """Passes over dense variables by the exchange itself."""
+        size = sum(self.variables[name].bytes for name in names)
+        self.items.append(Computed(0, passes * size, 1, added=True))
 
     def start(self, kind: Any, names: Sequence[str], share: float = 1.0) -> int:
         self.number += 1
@@ -213,10 +221,14 @@ def _put_gradient(reading: _Reading, node: Node, spec: Any) -> None:
 def _wait_gradients(reading: _Reading, node: Node, spec: Any) -> None:
     resource: Any = node.args[0]
     reading.items += [Awaited(number) for number in reading.numbers.pop(resource, [])]
+    if spec.owners:  # which add up what all workers sent
+        reading.copied([entry.name for entry in spec.entries], ADDED)
 
 
 def _pull_values(reading: _Reading, node: Node, spec: Any) -> None:
+    reading.copied(spec.names, PACKED)
     reading.exchange("owned", spec.names)
+    reading.copied(spec.names, UNPACKED)
 
 
 def _combine(reading: _Reading, node: Node, spec: Any) -> None:

@@ -335,6 +335,8 @@ class ValuePull:
     def __init__(self, spec: PullSpec, world: World) -> None:
         self.spec = spec
         self.world = world
+        self._kept: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By type, what is sent and what is received: new memory would cost as much as a copy."""
 
     def run(self, values: Sequence[torch.Tensor]) -> None:
         """See :func:`parallax.ops.resources.pull_values`."""
@@ -356,10 +358,11 @@ class ValuePull:
             [v[r[rank][0] : r[rank][1]].reshape(-1) for v, r in zip(values, owners, strict=True)]
         )
         totals = [sum(row) for row in sizes]
-        received = torch.empty(sum(totals), dtype=mine.dtype, device=mine.device)
-        self.world.all_to_all(
-            received, mine.repeat(size), totals, [len(mine)] * size, "dense: pull"
-        ).wait()
+        if mine.dtype not in self._kept:
+            self._kept[mine.dtype] = mine.new_empty(size * len(mine)), mine.new_empty(sum(totals))
+        sent, received = self._kept[mine.dtype]
+        sent.view(size, -1).copy_(mine)
+        self.world.all_to_all(received, sent, totals, [len(mine)] * size, "dense: pull").wait()
         parts = iter(received.split([count for row in sizes for count in row]))
         for worker in range(size):
             for value, ranges in zip(values, owners, strict=True):
