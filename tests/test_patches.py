@@ -61,7 +61,10 @@ def test_the_same_numbers(way: str, settings: Any, mask: list[bool]) -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_training_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch, groups: int) -> None:
+@pytest.mark.parametrize("compiled", ["none", pytest.param("inductor", marks=pytest.mark.long)])
+def test_training_gives_the_same_numbers(
+    monkeypatch: pytest.MonkeyPatch, groups: int, compiled: Any
+) -> None:
     torch.manual_seed(0)
     model = Block(groups)
     expected = copy.deepcopy(model)
@@ -74,7 +77,7 @@ def test_training_gives_the_same_numbers(monkeypatch: pytest.MonkeyPatch, groups
     monkeypatch.setattr(runner, "use_patches", counted)
     _, usual_step = training(expected)
     _, step = training(model)
-    run = parallax.get_runner(step, config=parallax.Config(workers=1, compile="none")).run
+    run = parallax.get_runner(step, config=parallax.Config(workers=1, compile=compiled)).run
     for seed in range(4):
         torch.testing.assert_close(run(*batch(seed)), usual_step(*batch(seed)))
     assert counts
