@@ -12,8 +12,7 @@ import contextlib
 import hashlib
 import math
 import time
-import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -30,7 +29,6 @@ from parallax.runtime.texts import Texts
 SLICE = timedelta(milliseconds=200)
 TIMEOUT = timedelta(minutes=30)
 # More buffers than Gloo's threads hold at a time.
-GIVEN = 32
 TAKE_BACK_SECONDS = 1.0
 GROUPS = ("dense", "rows")
 """Groups of all workers: what is in different ones may travel at once."""
@@ -177,7 +175,8 @@ class World:
         self._groups = groups or {}
         self._texts = Texts(rank, size, store)
         self.background = Background()
-        self._given: deque[weakref.ref[torch.Tensor]] = deque(maxlen=GIVEN)
+        self._given: list[torch.Tensor] = []
+        """Buffers that collectives' threads may still hold."""
         if store is not None:
             atexit.register(self._say_goodbye)
 
@@ -187,9 +186,14 @@ class World:
         self._texts.say_goodbye()
 
     def _give(self, *buffers: torch.Tensor) -> None:
-        """Note that a collective starts, and the buffers that it gets."""
+        """Note that a collective starts, and the buffers that it gets.
+
+        They are kept as long as its threads hold them, so that none of these is the last to let go:
+        whoever is needs the interpreter, which may be gone by then.
+        """
         self.traffic.messages += 1
-        self._given.extend(weakref.ref(buffer) for buffer in buffers)
+        self._given = [buffer for buffer in self._given if _is_held(buffer)]
+        self._given.extend(buffers)
 
     def _take_back(self) -> None:
         """Wait until the collectives' threads have let go of their buffers, before Python ends.
@@ -198,9 +202,7 @@ class World:
         that is being taken down the process would be aborted.
         """
         deadline = time.monotonic() + TAKE_BACK_SECONDS
-        while time.monotonic() < deadline and any(
-            _is_held(buffer) for given in self._given if (buffer := given()) is not None
-        ):
+        while time.monotonic() < deadline and any(_is_held(buffer) for buffer in self._given):
             time.sleep(0.001)  # lets them have the interpreter
 
     # -- Hosts ------------------------------------------------------------------------------
