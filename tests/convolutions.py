@@ -7,13 +7,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from synchronizers import Wherever
+from synchronizers import runner_for, sent_per_step
 from torch import nn
 
-from parallax.config import Config
-from parallax.graph.discovery import discover
 from parallax.runtime.comm import World
-from parallax.runtime.runner import Runner
 
 CLASSES = 3
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -39,20 +36,22 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.line(x.flatten(2))).mean(2))
 
 
+def penalty(model: Any) -> torch.Tensor:
+    """A term that is no product, for a convolution and for a matrix."""
+    total: torch.Tensor = model.stem.weight.square().sum() + model.head.weight.square().sum()
+    return 0.01 * total
+
+
 def build(seed: int = 7) -> tuple[nn.Module, Callable[..., torch.Tensor]]:
     torch.manual_seed(seed)
     model = Net().double()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    steps = 0
 
     def step(images: torch.Tensor, classes: torch.Tensor, decay: bool = False) -> torch.Tensor:
-        nonlocal steps
         optimizer.zero_grad()
         loss = F.cross_entropy(model(images), classes)
         if decay:  # gradients that are no products any more
-            loss = loss + 0.01 * (
-                model.stem.weight.square().sum() + model.head.weight.square().sum()
-            )
+            loss = loss + penalty(model)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -101,9 +100,7 @@ def _alone(data: list[list[Batch]], decays: list[bool]) -> Mapping[str, torch.Te
             if len(classes)
         )
         if decay:
-            loss = loss + 0.01 * (
-                model.stem.weight.square().sum() + model.head.weight.square().sum()
-            )
+            loss = loss + penalty(model)
         loss.backward()  # type: ignore[union-attr]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -118,7 +115,7 @@ def compare(
     decayed = [decays and number > 2 for number in range(len(data))]
     expected = _alone(data, decayed)
     _, step = build()
-    runner = Runner(step, discover(step), Config(strategy=Wherever(wanted), workers=1), world)
+    runner = runner_for(world, step, wanted)
     for parts, decay in zip(data, decayed, strict=True):
         runner.run(*parts[world.rank], **({"decay": True} if decay else {}))
     found = runner.state_dict()["model"]
@@ -146,14 +143,10 @@ def counted(world: World, wanted: Mapping[str, Any], steps: int = 3) -> dict[str
         optimizer.step()
         return loss
 
-    config = Config(strategy=Wherever(wanted), workers=1)
-    runner = Runner(step, discover(step), config, world)
+    runner = runner_for(world, step, wanted)
     batch = torch.randn(5, 32, 4, 4)
     runner.run(batch)
-    before = sum(runner.traffic.values())
-    for _ in range(steps):
-        runner.run(batch)
     return {
-        "sent": (sum(runner.traffic.values()) - before) / steps,
+        "sent": sent_per_step(runner, batch, steps),
         "formula": runner.plan.bytes_per_step,
     }

@@ -191,6 +191,14 @@ def joined(world: World, wanted: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def sent_per_step(runner: Runner, batch: torch.Tensor, steps: int) -> float:
+    """Bytes that this worker sends in a step."""
+    before = sum(runner.traffic.values())
+    for _ in range(steps):
+        runner.run(batch)
+    return (sum(runner.traffic.values()) - before) / steps
+
+
 def counted(world: World, wanted: Mapping[str, Any], steps: int = 3) -> dict[str, Any]:
     """Bytes per step: what this worker sent and what the plan's formulas say."""
     torch.manual_seed(0)
@@ -208,10 +216,7 @@ def counted(world: World, wanted: Mapping[str, Any], steps: int = 3) -> dict[str
     batch = torch.randn(16, 300)
     runner.run(batch)
     runner.run(batch)
-    before = sum(runner.traffic.values())
-    for _ in range(steps):
-        runner.run(batch)
-    sent = (sum(runner.traffic.values()) - before) / steps
+    sent = sent_per_step(runner, batch, steps)
     rows = runner.plan.rows
     return {
         "sent": sent,

@@ -77,14 +77,26 @@ def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, 3, (5,), generator=generator)
 
 
+def train_beside_eager(groups: int, compiled: Any = "none") -> None:
+    """A few captured steps give what eager ones do, and leave the same state."""
+    torch.manual_seed(0)
+    model = Block(groups)
+    expected = copy.deepcopy(model)
+    _, usual_step = training(expected)
+    _, step = training(model)
+    run = parallax.get_runner(step, config=parallax.Config(workers=1, compile=compiled)).run
+    for seed in range(4):
+        torch.testing.assert_close(run(*batch(seed)), usual_step(*batch(seed)))
+    for one, other in zip(model.state_dict().values(), expected.state_dict().values(), strict=True):
+        assert one.is_contiguous()
+        torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize("seconds", [always, large_only])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_training_gives_the_same_numbers(
     monkeypatch: pytest.MonkeyPatch, seconds: Any, groups: int
 ) -> None:
-    torch.manual_seed(0)
-    model = Block(groups)
-    expected = copy.deepcopy(model)
     counts: list[int] = []
 
     def counted(graph: torch.fx.Graph) -> int:
@@ -94,17 +106,9 @@ def test_training_gives_the_same_numbers(
 
     monkeypatch.setattr(runner, "use_faster_layout", counted)
     monkeypatch.setattr(runner, "use_patches", lambda graph: 0)
-    _, usual_step = training(expected)
-    _, step = training(model)
-    run = parallax.get_runner(step, config=parallax.Config(workers=1, compile="none")).run
-    for seed in range(4):
-        found, usual = run(*batch(seed)), usual_step(*batch(seed))
-        torch.testing.assert_close(found, usual)
+    train_beside_eager(groups)
     assert counts
     assert set(counts) == {6 if seconds is always else 4}
-    for one, other in zip(model.state_dict().values(), expected.state_dict().values(), strict=True):
-        assert one.is_contiguous()
-        torch.testing.assert_close(one, other)
 
 
 def _step_graph() -> tuple[torch.fx.GraphModule, list[torch.Tensor]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
-from test_faster_layouts import Block, batch, training
+from test_faster_layouts import train_beside_eager
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import parallax
 from parallax.ops.patches import weight_gradient
 from parallax.runtime import patches, runner
 from parallax.runtime.images import Convolution
@@ -65,9 +63,6 @@ def test_the_same_numbers(way: str, settings: Any, mask: list[bool]) -> None:
 def test_training_gives_the_same_numbers(
     monkeypatch: pytest.MonkeyPatch, groups: int, compiled: Any
 ) -> None:
-    torch.manual_seed(0)
-    model = Block(groups)
-    expected = copy.deepcopy(model)
     counts: list[int] = []
 
     def counted(graph: torch.fx.Graph) -> int:
@@ -75,11 +70,7 @@ def test_training_gives_the_same_numbers(
         return counts[-1]
 
     monkeypatch.setattr(runner, "use_patches", counted)
-    _, usual_step = training(expected)
-    _, step = training(model)
-    run = parallax.get_runner(step, config=parallax.Config(workers=1, compile=compiled)).run
-    for seed in range(4):
-        torch.testing.assert_close(run(*batch(seed)), usual_step(*batch(seed)))
+    train_beside_eager(groups, compiled)
     assert counts
     assert set(counts) == {4 - groups}, "all but the one whose channels are in groups"
 

@@ -68,6 +68,12 @@ class Product(ABC):
         size: int | torch.SymInt = self.shapes[0][0]
         return size
 
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Numbers in a row of U and in one of V."""
+        left, right = (math.prod(size_of(size) or 0 for size in s[1:]) for s in self.shapes)
+        return left, right
+
     def joins(self, other: Product) -> bool:
         """Whether the sum of both is the product of their stacked factors."""
         return self.settings == other.settings and all(
@@ -202,12 +208,6 @@ def products_of(mark: Node) -> list[Product]:
         else:
             return []
     return found if all(found[0].joins(other) for other in found[1:]) else []
-
-
-def widths_of(product: Product) -> tuple[int, int]:
-    """Numbers in a row of U and in one of V."""
-    left, right = (math.prod(size_of(size) or 0 for size in s[1:]) for s in product.shapes)
-    return left, right
 
 
 def _is_of_weight(node: Node) -> bool:

@@ -14,7 +14,7 @@ from torch.fx import Node
 from parallax.errors import UnsupportedError
 from parallax.graph.checks import max_norm_error
 from parallax.graph.compute import operations
-from parallax.graph.factors import products_of, widths_of
+from parallax.graph.factors import products_of
 from parallax.graph.layout import Component, Components
 from parallax.graph.lookups import (
     Lookup,
@@ -196,7 +196,7 @@ def analyze(
             lookups=tuple(lookup.node.name for lookup in found),
             factors=tuple((u.name, v.name) for (u, _), (v, _) in (p.factors for p in products)),
             factor_rows=size_of(sum(product.size for product in products)) or 0,
-            factor_widths=widths_of(products[0]) if products else (0, 0),
+            factor_widths=products[0].widths if products else (0, 0),
             factor_operations=sum(product.operations for product in products),
             gradient=gradients[name][-1].name if name in gradients else None,
             slots=own,

@@ -9,6 +9,7 @@ that takes several times as long as the product.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,13 +59,7 @@ def as_matrices(
 
 
 def _sizes(
-    gradient: torch.Tensor,
-    images: torch.Tensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    onednn: bool = False,
+    gradient: torch.Tensor, images: torch.Tensor, size: Sequence[int], *rest: Any
 ) -> torch.Tensor:
     return gradient.new_empty((gradient.shape[1], images.shape[1], *size))
 

@@ -28,7 +28,6 @@ from parallax.runtime.texts import Texts
 
 SLICE = timedelta(milliseconds=200)
 TIMEOUT = timedelta(minutes=30)
-# More buffers than Gloo's threads hold at a time.
 TAKE_BACK_SECONDS = 1.0
 GROUPS = ("dense", "rows")
 """Groups of all workers: what is in different ones may travel at once."""

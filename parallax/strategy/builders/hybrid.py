@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
+
 from parallax.graph.variables import Variable
 from parallax.strategy.builders import common
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
@@ -73,12 +75,12 @@ def _factors(
         if choice.synchronizer != "allreduce" or not variable.factors:
             continue
         summed = bytes_per_step(variable, choice, workers)
-        sent = bytes_per_step(variable, common.factors(variable, cluster), workers)
+        way = common.factors(variable, cluster)
+        sent = bytes_per_step(variable, way, workers)
         why = f"dense: factors are {sent / 1e6:.3g} MB, by AllReduce it would be {summed / 1e6:.3g}"
-        way = common.factors(variable, cluster, why)
         spared = (summed - sent) / network.whole.bandwidth
         if spared > speed.added(variable, way, workers):
-            found[name] = way
+            found[name] = msgspec.structs.replace(way, why=why)
     return found
 
 
