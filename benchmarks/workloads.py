@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -92,17 +92,38 @@ def lm(
     sampled: int = 1024,
     batch: int = 32,
     unroll: int = 20,
+    clip_tables: bool = False,
 ) -> Training:
-    """The language model of ``examples/lm`` on words by Zipf's law."""
+    """The language model of ``examples/lm`` on words by Zipf's law.
+
+    Its tables' gradients are clipped together with the others if ``clip_tables``.
+    """
+    clipped = "" if clip_tables else "lstm"
     return Training(
         name=f"lm-{vocab // 1000}k" if vocab >= 1000 else f"lm-{vocab}",
         model=lambda sparse: LanguageModel(vocab, embedding, hidden, projection, sampled, sparse),
         loss=lambda model, tokens, targets: model(tokens, targets),
         batch=lambda: words(vocab, batch, unroll),
         optimizer=sgd,
-        clipped=lambda model: list(model.get_submodule("lstm").parameters()),
+        clipped=lambda model: list(model.get_submodule(clipped).parameters()),
         tables=("embedding", "softmax_weight", "softmax_bias"),
     )
+
+
+def in_bfloat16(training: Training) -> Training:
+    """The same under autocast, which casts rows as they are looked up."""
+
+    def model(sparse: bool) -> nn.Module:
+        made = training.model(sparse)
+        for name in training.tables:
+            made.get_submodule(name).register_forward_hook(lambda _, __, rows: rows.bfloat16())
+        return made
+
+    def loss(model: nn.Module, *batch: Any) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return training.loss(model, *batch)
+
+    return replace(training, name=f"{training.name}-bf16", model=model, loss=loss)
 
 
 def table_rows(tables: int, rows: int, ratio: float = 1.45) -> list[int]:
@@ -253,7 +274,8 @@ WORKLOADS: dict[str, Callable[[], Training]] = {
 PAPER: dict[str, Callable[[], Training]] = {
     "paper-resnet": lambda: resnet(blocks=1),
     "paper-vgg": lambda: vgg(width=24, features=128, batch=4),
-    "paper-lm": lambda: lm(20_000, projection=128, sampled=4096),
+    "paper-lm": lambda: lm(20_000, projection=128, sampled=4096, clip_tables=True),
+    "paper-lm-bf16": lambda: in_bfloat16(PAPER["paper-lm"]()),
     "paper-nmt": lambda: nmt(6_000, hidden=128, batch=24),
 }
 
@@ -272,7 +294,10 @@ QUICK: dict[str, Callable[[], Training]] = {
     "paper-resnet": lambda: resnet(blocks=1, width=8, batch=2),
     "paper-vgg": lambda: vgg(width=4, features=8, batch=2),
     "vgg-fc": lambda: vgg(width=4, features=40, batch=2),
-    "paper-lm": lambda: lm(300, embedding=8, hidden=12, projection=8, sampled=16, batch=4),
+    "paper-lm": lambda: lm(
+        300, embedding=8, hidden=12, projection=8, sampled=16, batch=4, clip_tables=True
+    ),
+    "paper-lm-bf16": lambda: in_bfloat16(QUICK["paper-lm"]()),
     "paper-nmt": lambda: nmt(200, embedding=8, hidden=8, batch=4, length=5),
 }
 

@@ -11,7 +11,7 @@ import equality
 import torch
 import traffic
 
-from benchmarks.peers.ours import LEVELS, with_levels
+from benchmarks.peers.ours import LEVELS, UNPLACED, with_levels, without_placement
 from benchmarks.workloads import QUICK, Training, lm, make_step
 from parallax.cluster.network import Network
 from parallax.config import Config
@@ -117,11 +117,30 @@ def levels_of_case(world: World, levels: str) -> dict[str, str]:
     return {row.choice.synchronizer: row.choice.hierarchy for row in runner.plan.rows}
 
 
-def _language_model(world: World, training: Training) -> tuple[Runner, Callable[[], Any]]:
+def placement_of_case(
+    world: World, builder: str, place: str
+) -> tuple[list[float], dict[str, float]]:
+    """Losses, and bytes of two more steps by purpose, with operations placed so."""
+    training = QUICK["paper-lm-bf16"]()
+    runner, _ = _language_model(world, training, builder)
+    step = without_placement(runner, runner.run, *UNPLACED[place]) if place else runner.run
+    torch.manual_seed(5)
+    batch = training.batch()
+    losses = [float(step(*batch)) for _ in range(2)]
+    before = dict(world.traffic.sent)
+    losses += [float(step(*batch)) for _ in range(2)]
+    sent = {name: n - before.get(name, 0) for name, n in world.traffic.sent.items()}
+    return losses, {name: n for name, n in sent.items() if n}
+
+
+def _language_model(
+    world: World, training: Training, builder: str = "HYBRID"
+) -> tuple[Runner, Callable[[], Any]]:
     torch.manual_seed(0)
     model = training.model(False)
     step = make_step(training, model, model, training.optimizer(model.parameters()))
-    runner = Runner(step, discover(step), Config(workers=1, seed=3), world)
+    config = Config(workers=1, seed=3, strategy=builder)
+    runner = Runner(step, discover(step), config, world)
     return runner, lambda: runner.run(*training.batch())
 
 

@@ -25,7 +25,7 @@ MISSING = missing_requirement()
 
 
 def comparison(workload: str, **seconds: tuple[float, ...]) -> Comparison:
-    names = {"ps": PS, "ar": AR, "hyb": CASES["+HYB"], "la": CASES["+LA"], "dh": CASES["+DH"]}
+    names = {"ps": PS, "ar": AR} | {case.strip("+").lower(): one for case, one in CASES.items()}
     turns = [
         Turn(names[name], number, each, each, 2e6, 3e6)
         for name, times in seconds.items()
@@ -38,7 +38,15 @@ def comparison(workload: str, **seconds: tuple[float, ...]) -> Comparison:
 def test_tables_set_our_ratios_beside_the_paper() -> None:
     dense = comparison("paper-resnet", ps=(4.0, 1.0, 2.0), ar=(2.0, 0.5, 1.0))
     sparse = comparison(
-        "paper-lm", ps=(1.0, 1.0), ar=(3.0, 3.0), hyb=(0.5, 0.5), la=(0.4, 0.4), dh=(0.25, 0.25)
+        "paper-lm",
+        ps=(1.0, 1.0),
+        ar=(3.0, 3.0),
+        base=(1.0, 1.0),
+        hyb=(0.5, 0.5),
+        la=(0.4, 0.4),
+        opau=(0.32, 0.32),
+        opsw=(0.3125, 0.3125),
+        dh=(0.25, 0.25),
     )
     text = paper_tables.tables([MODELS["resnet"], MODELS["lm"]], [dense, sparse], quick=True)
     lines = text.splitlines()
@@ -50,13 +58,14 @@ def test_tables_set_our_ratios_beside_the_paper() -> None:
     )
     assert "3.00 (3.00 - 3.00) | 9 / 814 / 6.5 | 101.2k | 39.0k | 2.59 |" in lines[5]
     assert lines[7:] == [
-        "| table 4 | BASE | +HYB | +LA | +DH |",
-        "| --- | --- | --- | --- | --- |",
-        "| LM: words/s | 640 | 1,280 | 1,600 | 2,560 |",
-        "| LM: of BASE | 1.00 | 2.00 (2.00 - 2.00) | 2.50 (2.50 - 2.50) | 4.00 (4.00 - 4.00) |",
-        "| LM: MB sent by a host | 2.50 | 2.50 | 2.50 | 2.50 |",
-        "| LM: paper, words/s | 101k | 112k | 251k | - |",
-        "| LM: paper, of BASE | 1.00 | 1.11 | 2.49 | - |",
+        "| table 4 | BASE | +HYB | +LA | +OPAU | +OPSW | +DH |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| LM: words/s | 640 | 1,280 | 1,600 | 2,000 | 2,048 | 2,560 |",
+        "| LM: of BASE | 1.00 | 2.00 (2.00 - 2.00) | 2.50 (2.50 - 2.50) | 3.12 (3.12 - 3.12) "
+        "| 3.20 (3.20 - 3.20) | 4.00 (4.00 - 4.00) |",
+        "| LM: MB sent by a host | 2.50 | 2.50 | 2.50 | 2.50 | 2.50 | 2.50 |",
+        "| LM: paper, words/s | 101k | 112k | 251k | 259k | 276k | - |",
+        "| LM: paper, of BASE | 1.00 | 1.11 | 2.49 | 2.56 | 2.73 | - |",
         "",
         *paper_tables.NOTES.splitlines(),
     ]
@@ -90,13 +99,39 @@ def test_parts_of_parallax_are_compared_when_asked_for() -> None:
     [
         (CASES["+HYB"], "flat", "flat"),
         (CASES["+LA"], "hosts", "flat"),
+        (CASES["+OPAU"], "hosts", "flat"),
+        (CASES["+OPSW"], "hosts", "flat"),
         (CASES["+DH"], "hosts", "hosts"),
     ],
 )
 def test_each_case_has_its_levels(pool: Pool, system: str, rows: str, dense: str) -> None:
-    _, _, levels = SYSTEMS[system].option.partition("/")
+    _, levels, *_ = SYSTEMS[system].option.split("/")
     for found in pool.run(HOSTS[0], by_host.levels_of_case, levels):
         assert found == {"rows": rows, "allreduce": dense}
+
+
+@pytest.mark.parametrize("builder", ["PS", "HYBRID"])
+def test_placement_changes_bytes_and_no_numbers(pool: Pool, builder: str) -> None:
+    """What +OPAU and +OPSW spare, of a model that casts its rows and clips all gradients."""
+
+    def of(place: str) -> tuple[list[list[float]], dict[str, float]]:
+        found = pool.run(2, by_host.placement_of_case, builder, place)
+        names = {name for _, sent in found for name in sent}
+        together = {name: sum(sent.get(name, 0.0) for _, sent in found) for name in names}
+        return [losses for losses, _ in found], together
+
+    losses, placed = of("")
+    losses_pulled, pulled = of("pulled")
+    losses_unplaced, unplaced = of("unplaced")
+    assert losses == losses_pulled == losses_unplaced
+    assert not {"rows: aggregated", "dense: aggregated"} & set(placed)
+    assert pulled == placed | {"rows: pull": 2 * placed["rows: pull"]}
+    extra = {"rows: aggregated"} | ({"dense: aggregated"} if builder == "PS" else set())
+    assert {name: count for name, count in unplaced.items() if name not in extra} == pulled
+    assert unplaced["rows: aggregated"] > 0
+    if builder == "PS":
+        # A sum of gradients is as large as the values that come after it, and sizes are told.
+        assert unplaced["dense: aggregated"] >= placed["dense: pull"]
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -9,6 +10,7 @@ from unittest import mock
 import torch
 
 import parallax
+from benchmarks.peers.unplaced import unplaced_pulls, unplaced_updates
 from benchmarks.workloads import Step, Training, make_step
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
@@ -23,6 +25,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
 }
 """By name, what is exchanged in two levels."""
 
+UNPLACED = {"unplaced": (True, True), "pulled": (True, False)}
+"""By name, whether operations on pulled rows, and on aggregated gradients, are left to workers."""
+
 
 def build(training: Training, option: str) -> Step:
     """A step of parallax.
@@ -31,9 +36,9 @@ def build(training: Training, option: str) -> Step:
         training: what to train.
         option: a builder; after a slash, one of ``LEVELS`` instead of what parallax would choose
             for the network, ``compiled``, or ``partitions=`` and into how many shards tables are
-            dealt: a number, or ``search``.
+            dealt: a number, or ``search``; after another, one of ``UNPLACED``.
     """
-    builder, _, how = option.partition("/")
+    builder, how, place = (*option.split("/"), "", "")[:3]
     _, _, partitions = how.partition("partitions=")
     torch.manual_seed(0)
     model = training.model(False)
@@ -51,7 +56,8 @@ def build(training: Training, option: str) -> Step:
     runner = parallax.get_runner(step, config=config)
     if search:
         return Searched(runner)
-    return with_levels(runner.run, LEVELS[how]) if how in LEVELS else runner.run
+    run = with_levels(runner.run, LEVELS[how]) if how in LEVELS else runner.run
+    return without_placement(runner, run, *UNPLACED[place]) if place else run
 
 
 class Searched:
@@ -90,6 +96,20 @@ def with_levels(run: Step, by_host: Sequence[str]) -> Step:
             return run(*batch)
         with mock.patch.object(choose, "by_host", decide):
             decided = True
+            return run(*batch)
+
+    return step
+
+
+def without_placement(runner: parallax.Runner, run: Step, pulls: bool, updates: bool) -> Step:
+    """The same step, with operations left to workers: on pulled rows, on aggregated gradients."""
+
+    def step(*batch: Any) -> torch.Tensor:
+        with contextlib.ExitStack() as stack:
+            if pulls:
+                stack.enter_context(unplaced_pulls())
+            if updates:
+                stack.enter_context(unplaced_updates(runner._world))
             return run(*batch)
 
     return step

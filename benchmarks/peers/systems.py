@@ -79,6 +79,11 @@ SYSTEMS = {
         System("parallax-hybrid-flat", "ours", "HYBRID/flat", part=True),
         System("parallax-hybrid-rows", "ours", "HYBRID/rows", part=True),
         System("parallax-hybrid-hosts", "ours", "HYBRID/hosts", part=True),
+        # Operations on pulled rows, and on aggregated gradients, left to workers; the former only.
+        System("parallax-ps-unplaced", "ours", "PS/flat/unplaced", part=True),
+        System("parallax-hybrid-flat-unplaced", "ours", "HYBRID/flat/unplaced", part=True),
+        System("parallax-hybrid-rows-unplaced", "ours", "HYBRID/rows/unplaced", part=True),
+        System("parallax-hybrid-rows-pulled", "ours", "HYBRID/rows/pulled", part=True),
         # What a worker computes while the others do too, with nothing sent: no way of training.
         System(COMPUTATION, "alone", "eager", lossy=True),
         # The same with the step as parallax captures it, which predictions begin with.
