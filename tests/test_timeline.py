@@ -14,7 +14,7 @@ from test_golden_graphs import captured
 from parallax.cluster.network import Level, Network
 from parallax.graph.variables import Variable
 from parallax.rewrite.pipeline import rewrite
-from parallax.rewrite.timeline import timeline
+from parallax.rewrite.timeline import computation_alone, timeline
 from parallax.runtime.comm import single
 from parallax.runtime.speed import measure_speed
 from parallax.strategy.data import Strategy, VariableStrategy
@@ -74,6 +74,28 @@ def test_known_computation_is_divided_as_the_device_would() -> None:
     items = [work(100_000), Started(1, "summed", ("w",)), work(300_000), Awaited(1)]
     assert seconds(items, computation=8.0) == pytest.approx(8.0)
     assert seconds(items, computation=0.4) == pytest.approx(0.1 + 1.2)
+
+
+def test_what_a_rewritten_step_does_not_compute_is_not_expected_of_it() -> None:
+    items = [work(100_000), Started(1, "summed", ("w",)), work(300_000), Awaited(1)]
+    # One device takes 8 s for five times as much.
+    alone = Computed(2_000_000, 0, 5)
+    time = predict(items, {"w": DENSE}, STRATEGY, NETWORK, SPEED, 8.0, alone)
+    assert time.computation == pytest.approx(8.0 / 5)
+
+
+@pytest.mark.parametrize("option", ["HYBRID", "AR"])
+def test_all_that_one_device_computes_is_in_a_timeline(option: str) -> None:
+    analysis = captured()
+    variables = analysis.variables
+    alone = computation_alone(analysis.step, variables)
+    strategy = merge_messages(built(option, variables.values(), 2), analysis)
+    items = timeline(rewrite(analysis, strategy, 0, 2), variables, strategy)
+    own = [item for item in items if isinstance(item, Computed) and not item.added]
+    assert sum(item.operations for item in own) == alone.operations > 0
+    # Rows are looked up, and their gradients scattered, by the exchange.
+    part = sum(item.bytes for item in own) / alone.bytes
+    assert 0.5 < part < 1 if option == "HYBRID" else part == pytest.approx(1, rel=0.3)
 
 
 def test_messages_take_a_crowded_processor_from_computation() -> None:

@@ -132,7 +132,7 @@ def _predicted(built: Mapping[str, Step], turns: Sequence[Turn]) -> dict[str, fl
     for name, step in built.items():
         runner = getattr(step, "__self__", None)
         if alone and isinstance(runner, parallax.Runner):
-            time_of_step = runner._predicted_time(statistics.median(alone))
+            time_of_step = runner.expected_time(statistics.median(alone))
             if time_of_step is not None:
                 found[name] = time_of_step.step
     return found

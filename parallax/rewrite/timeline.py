@@ -14,8 +14,10 @@ from torch.fx import Node
 from parallax.graph.compute import operations
 from parallax.graph.operations import is_view
 from parallax.graph.sizes import sizes_of
+from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Variable
 from parallax.ops import resources as ops
+from parallax.ops.factors import update_by_product
 from parallax.rewrite.context import WorkerGraph
 from parallax.strategy.data import Strategy
 from parallax.strategy.registry import facts
@@ -125,7 +127,29 @@ def timeline(
     return merged(reading.items)
 
 
+def computation_alone(step: StepGraph, variables: Mapping[str, Variable]) -> Computed:
+    """What one device computes in a step as it was captured, all of it together.
+
+    Args:
+        step: before it is rewritten.
+        variables: as measured in the first batch.
+    """
+    touched = {v.shape: v.sparsity or 0.0 for v in variables.values() if v.sparse}
+    counts = operations(step.graph)
+    parts = [
+        _computed(node, counts.get(node, 0), touched)
+        for node in step.graph.nodes
+        if node.op == "call_function"
+    ]
+    (whole,) = merged([Computed(0, 0, 0), *parts])
+    assert isinstance(whole, Computed)
+    return whole
+
+
 def _computed(node: Node, count: int, touched: Mapping[tuple[int, ...], float]) -> Computed:
+    if node.target is update_by_product:
+        shards: Any = node.args[2]
+        return Computed(0, 2 * sum(_bytes(shard, touched) for shard in shards), 1)
     if not isinstance(node.target, torch._ops.OpOverload) or is_view(node):
         return Computed(0, 0, 0)
     if count:

@@ -13,7 +13,7 @@ import torch
 
 from parallax.cluster.network import Network
 from parallax.config import Config
-from parallax.errors import ConfigError, StrategyError, UnsupportedError
+from parallax.errors import ConfigError, StrategyError
 from parallax.graph.capture import capture
 from parallax.graph.checks import batch_norms, check_batch, check_state, check_unchanged
 from parallax.graph.discovery import StepObjects
@@ -23,13 +23,14 @@ from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
 from parallax.rewrite.context import WorkerGraph
 from parallax.rewrite.pipeline import rewrite
-from parallax.rewrite.timeline import timeline
+from parallax.rewrite.timeline import computation_alone, timeline
 from parallax.runtime.checkpoint import load_state, read_state
 from parallax.runtime.chief import strategy_of_chief
 from parallax.runtime.comm import World, digest
 from parallax.runtime.compiled import Compiler
 from parallax.runtime.control import StepControl, batch_weight
 from parallax.runtime.deferral import deferred_device
+from parallax.runtime.expected import ExpectedStep
 from parallax.runtime.forecast import Forecast
 from parallax.runtime.images import use_faster_layout
 from parallax.runtime.patches import use_patches
@@ -56,9 +57,8 @@ from parallax.strategy.builders import ClusterFacts
 from parallax.strategy.choose import choose_strategy, is_finished, title_of
 from parallax.strategy.compare import summary
 from parallax.strategy.data import Strategy
-from parallax.strategy.registry import synchronizer
-from parallax.strategy.timeline import Item, Speed, StepTime, predict
-from parallax.strategy.verify import verify
+from parallax.strategy.timeline import Speed, StepTime
+from parallax.strategy.verify import check_still_fits, verify
 
 logger = logging.getLogger("parallax")
 
@@ -95,7 +95,7 @@ class Runner:
         self._variables: dict[str, Variable] = {}
         self._known: dict[str, Leaf] = {}
         self._network: Network | None = None
-        self._timeline: tuple[Item, ...] = ()
+        self._expected: ExpectedStep | None = None
         self._speed: Speed | None = None
         self._pace = Pace()
         self._profiler: Profiler | None = None
@@ -212,10 +212,12 @@ class Runner:
     def _rewrite(self, analysis: Analysis) -> WorkerGraph:
         """This worker's graph by the strategy, which the first graph decides."""
         strategy = self._decide(analysis)
+        alone = computation_alone(analysis.step, analysis.variables)
         rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
         self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
-        if self.num_workers > 1:
-            self._timeline = timeline(rewritten, analysis.variables, strategy)
+        if self._network is not None and self._speed is not None:
+            items = timeline(rewritten, analysis.variables, strategy)
+            self._expected = ExpectedStep(items, alone, strategy, self._network, self._speed)
         return rewritten
 
     def _analyze(
@@ -337,7 +339,7 @@ class Runner:
             if self.worker_id == 0:
                 self._tell(strategy)
         elif self.num_workers > 1:
-            self._check_still_fits(analysis)
+            check_still_fits(self._strategy, analysis.variables)
             self._variables = analysis.variables
         return self._strategy
 
@@ -365,28 +367,6 @@ class Runner:
         )
         return choose_strategy(analysis, cluster, forecast.step)
 
-    def _check_still_fits(self, analysis: Analysis) -> None:
-        assert self._strategy is not None
-        for name, variable in analysis.variables.items():
-            decided = self._strategy.variables.get(name)
-            choice = "none" if decided is None else decided.synchronizer
-            if variable.trainable and choice == "none":
-                raise UnsupportedError(
-                    f"{name!r} receives its first gradient only now; the plan was made without it.",
-                    hint="let the first batch use every variable that is trained.",
-                )
-            facts = synchronizer(choice)
-            if variable.trainable and (
-                (facts.sharded and variable.shard_obstacle)
-                or (facts.sparse and not variable.sparse)
-            ):
-                reason = variable.shard_obstacle or variable.dense_reason
-                raise UnsupportedError(
-                    f"The update of {name!r} was sharded, but from this step on it cannot be: "
-                    f"{reason}.",
-                    hint='use parallax.Config(run_option="AR"), which replicates all variables.',
-                )
-
     # -- Looking at it ------------------------------------------------------------------------
 
     @property
@@ -403,7 +383,7 @@ class Runner:
             title_of(self._config),
             self._network,
             self._pace,
-            self._predicted_time(self._pace.computation),
+            self.expected_time(),
             self._compiler.describe(self._last),
         )
 
@@ -419,26 +399,21 @@ class Runner:
     def _measured(self) -> dict[str, Variable]:
         return measured(self._variables, self._resources.exchanges())
 
-    def _predicted_time(self, computation: float | None = None) -> StepTime | None:
+    def expected_time(self, one_device: float | None = None) -> StepTime | None:
         """What a step should take, by the order in which it computes and communicates.
 
         Args:
-            computation: seconds that it computes, if these are known; else they are estimated from
-                the device's speed.
+            one_device: seconds that the captured step takes one device with nothing to send, where
+                that is known; else the time that the last steps computed is taken.
 
         Returns:
             None with one worker, and before the first step.
         """
-        if self._strategy is None or self._network is None or self._speed is None:
+        if self._expected is None:
             return None
-        return predict(
-            self._timeline,
-            self._measured(),
-            self._strategy,
-            self._network,
-            self._speed,
-            computation,
-        )
+        if one_device is not None:
+            return self._expected.where_one_device_takes(one_device, self._measured())
+        return self._expected.computing_for(self._pace.computation, self._measured())
 
     @property
     def graph(self) -> GraphView:

@@ -125,6 +125,7 @@ def predict(
     network: Network,
     speed: Speed,
     computation: float | None = None,
+    alone: Computed | None = None,
 ) -> StepTime:
     """Play a timeline.
 
@@ -136,9 +137,12 @@ def predict(
         speed: of the device.
         computation: seconds that a step computes, if that is known better than by ``speed``, which
             then only divides it.
+        alone: what was computed in that time; None for what this step computes itself.
     """
     parts = {id(i): speed.seconds(i) for i in items if isinstance(i, Computed)}
     total = sum(parts[id(i)] for i in items if isinstance(i, Computed) and not i.added)
+    if alone is not None:
+        total = speed.seconds(alone)
     scale = speed.crowding if computation is None or not total else computation / total
     clock = free = messages = owed = computing = 0.0
     arrives: dict[int, float] = {}

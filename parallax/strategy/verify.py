@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from parallax.errors import StrategyError
+from parallax.errors import StrategyError, UnsupportedError
 from parallax.graph.variables import Variable
 from parallax.strategy.data import Strategy, VariableStrategy, described, everyone, fingerprint
 from parallax.strategy.encoders import encoder_problems
@@ -13,6 +13,7 @@ from parallax.strategy.registry import (
     Synchronizer,
     facts,
     names_where,
+    synchronizer,
     synchronizers,
 )
 
@@ -331,4 +332,30 @@ def _of_joined(strategy: Strategy, known: dict[str, Variable]) -> Iterator[Findi
                 )
 
 
-__all__ = ["Finding", "findings", "problems_of", "verify"]
+def check_still_fits(strategy: Strategy, variables: Mapping[str, Variable]) -> None:
+    """Check that a graph which was captured later can be rewritten by the same strategy.
+
+    Raises:
+        UnsupportedError: a variable is trained only now, or its update cannot be sharded any more.
+    """
+    for name, variable in variables.items():
+        decided = strategy.variables.get(name)
+        choice = "none" if decided is None else decided.synchronizer
+        if variable.trainable and choice == "none":
+            raise UnsupportedError(
+                f"{name!r} receives its first gradient only now; the plan was made without it.",
+                hint="let the first batch use every variable that is trained.",
+            )
+        one = synchronizer(choice)
+        if variable.trainable and (
+            (one.sharded and variable.shard_obstacle) or (one.sparse and not variable.sparse)
+        ):
+            reason = variable.shard_obstacle or variable.dense_reason
+            raise UnsupportedError(
+                f"The update of {name!r} was sharded, but from this step on it cannot be: "
+                f"{reason}.",
+                hint='use parallax.Config(run_option="AR"), which replicates all variables.',
+            )
+
+
+__all__ = ["Finding", "check_still_fits", "findings", "problems_of", "verify"]
