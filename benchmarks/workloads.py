@@ -96,12 +96,18 @@ def lm(
 ) -> Training:
     """The language model of ``examples/lm`` on words by Zipf's law.
 
-    Its tables' gradients are clipped together with the others if ``clip_tables``.
+    Its tables' gradients are clipped together with the others if ``clip_tables``; they are never
+    sparse tensors then, of which torch has no norm.
     """
     clipped = "" if clip_tables else "lstm"
+
+    def model(sparse: bool) -> nn.Module:
+        sparse = sparse and not clip_tables
+        return LanguageModel(vocab, embedding, hidden, projection, sampled, sparse)
+
     return Training(
         name=f"lm-{vocab // 1000}k" if vocab >= 1000 else f"lm-{vocab}",
-        model=lambda sparse: LanguageModel(vocab, embedding, hidden, projection, sampled, sparse),
+        model=model,
         loss=lambda model, tokens, targets: model(tokens, targets),
         batch=lambda: words(vocab, batch, unroll),
         optimizer=sgd,

@@ -1,8 +1,10 @@
-"""LSTM layers as whole operations: the numbers of torch's own, with gradients and final states."""
+"""Recurrent layers as whole operations: the numbers of torch's own, with gradients and states."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,11 +14,12 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from parallax.graph.compute import operations
+from parallax.graph.recurrent import LAYERS as recurrent_layers
 from parallax.graph.recurrent import whole_layers
-from parallax.ops import recurrent
+from parallax.ops import gru, recurrent, rnn
 from parallax.runtime.products import has_onednn, use_faster_products
 
-KINDS: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "no bias": {"bias": False},
     "projected": {"proj_size": 3},
@@ -24,49 +27,73 @@ KINDS: dict[str, dict[str, Any]] = {
     "batch first": {"bidirectional": True, "batch_first": True},
     "all": {"bidirectional": True, "num_layers": 2, "proj_size": 2, "bias": False},
 }
+LAYERS: dict[str, Callable[..., nn.RNNBase]] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "tanh": nn.RNN,
+    "relu": functools.partial(nn.RNN, nonlinearity="relu"),
+}
+OPERATIONS: dict[str, tuple[Any, Any]] = {
+    "lstm": (torch.ops.parallax.lstm, torch.ops.parallax.lstm_backward),
+    "gru": (torch.ops.parallax.gru, torch.ops.parallax.gru_backward),
+    "tanh": (torch.ops.parallax.rnn, torch.ops.parallax.rnn_backward),
+    "relu": (torch.ops.parallax.rnn, torch.ops.parallax.rnn_backward),
+}
+# Only an LSTM has projections.
+KINDS = [
+    (kind, settings)
+    for kind in LAYERS
+    for settings, values in SETTINGS.items()
+    if kind == "lstm" or "proj_size" not in values
+]
 pytestmark = [
     pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning"),
     pytest.mark.usefixtures("one_thread"),
 ]
 
 
-def found(layer: nn.LSTM, x: torch.Tensor, whole: bool, used: str) -> list[torch.Tensor]:
+def found(layer: nn.RNNBase, x: torch.Tensor, whole: bool, used: str) -> list[torch.Tensor]:
     """Outputs, states and all gradients, where a loss reads outputs, final states or both."""
     layer.zero_grad()
     x = x.clone().requires_grad_()
     with whole_layers() if whole else contextlib.nullcontext():
-        output, (hidden, cells) = layer(x)
+        output, states = layer(x)
+    states = states if isinstance(states, tuple) else (states,)
     loss = torch.zeros((), dtype=x.dtype)
     if used != "states":
         weights = torch.arange(output.numel(), dtype=x.dtype).view_as(output).cos()
         loss = loss + (output * weights).sum()
     if used != "outputs":
-        loss = loss + (hidden * 2).sum() + (cells * cells).sum()
+        for number, state in enumerate(states, 1):
+            loss = loss + (state * number + state * state).sum()
     loss.backward()
     gradients = [parameter.grad for parameter in layer.parameters()]
-    return [output, hidden, cells, x.grad, *gradients]  # type: ignore[list-item]
+    return [output, *states, x.grad, *gradients]  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("used", ["outputs", "states", "both"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
-@pytest.mark.parametrize("kind", KINDS)
-def test_layers_give_the_numbers_of_torch(kind: str, dtype: torch.dtype, used: str) -> None:
+@pytest.mark.parametrize(("kind", "settings"), KINDS)
+def test_layers_give_the_numbers_of_torch(
+    kind: str, settings: str, dtype: torch.dtype, used: str
+) -> None:
     torch.manual_seed(3)
-    layer = nn.LSTM(5, 7, dtype=dtype, **KINDS[kind])
+    layer = LAYERS[kind](5, 7, dtype=dtype, **SETTINGS[settings])
     x = torch.randn(4, 3, 5, dtype=dtype)
     expected, own = (found(layer, x, whole, used) for whole in (False, True))
     for one, other in zip(expected, own, strict=True):
         if dtype is torch.float64:
             torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
-        elif kind in ("projected", "no bias", "all"):
+        elif kind != "lstm" or settings in ("projected", "no bias", "all"):
             torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
         else:
             assert torch.equal(other, one), "the very call that torch makes"
 
 
-def test_one_operation_each_layer_and_direction() -> None:
+@pytest.mark.parametrize("kind", LAYERS)
+def test_one_operation_each_layer_and_direction(kind: str) -> None:
     """And the graph does not grow with the sequence."""
-    layer = nn.LSTM(5, 7, num_layers=2, bidirectional=True, dtype=torch.float64)
+    layer = LAYERS[kind](5, 7, num_layers=2, bidirectional=True, dtype=torch.float64)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -82,21 +109,22 @@ def test_one_operation_each_layer_and_direction() -> None:
         runner.run(torch.randn(length, 2, 5, dtype=torch.float64))
         nodes = list(runner._last.step.graph.nodes)  # type: ignore[union-attr]
         counts.append(len(nodes))
-        for target in (torch.ops.parallax.lstm, torch.ops.parallax.lstm_backward):
+        for target in OPERATIONS[kind]:
             assert sum(node.target == target.default for node in nodes) == 4
     assert counts[0] == counts[1]
 
 
-def test_packed_sequences_and_other_types_are_left_to_torch() -> None:
-    layer = nn.LSTM(5, 7)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_packed_sequences_and_other_types_are_left_to_torch(kind: str) -> None:
+    layer = LAYERS[kind](5, 7)
     x = torch.randn(4, 2, 5)
     packed = nn.utils.rnn.pack_padded_sequence(x, torch.tensor([4, 2]))
     with torch.profiler.profile() as profile, whole_layers():
         layer(packed)
         with torch.autocast("cpu", torch.bfloat16):
-            assert layer(x)[0].dtype is torch.bfloat16
+            layer(x)
     assert not any(event.key.startswith("parallax::") for event in profile.key_averages())
-    assert "lstm" not in vars(torch._VF), "all is as it was"
+    assert not vars(torch._VF).keys() & recurrent_layers.keys(), "all is as it was"
 
 
 @pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
@@ -119,8 +147,9 @@ def test_products_in_onednn_give_the_same_numbers() -> None:
         torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
 
 
-def test_the_faster_library_computes_the_products_of_the_steps() -> None:
-    layer = nn.LSTM(5, 7, proj_size=3)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_the_faster_library_computes_the_products_of_the_steps(kind: str) -> None:
+    layer = LAYERS[kind](5, 7, **({"proj_size": 3} if kind == "lstm" else {}))
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -130,14 +159,33 @@ def test_the_faster_library_computes_the_products_of_the_steps() -> None:
         optimizer.step()
         return loss
 
-    runner = alone(step)
+    runner = alone(step, model=layer, optimizer=optimizer)
     runner.run(torch.randn(4, 2, 5))
     graph = runner._last.step.graph  # type: ignore[union-attr]
     asked = []
     use_faster_products(graph, lambda product: bool(asked.append(product)) or True)
-    layers = [node for node in graph.nodes if "parallax.lstm" in str(node.target)]
+    targets = {operation.default for operation in OPERATIONS[kind]}
+    layers = [node for node in graph.nodes if node.target in targets]
     assert [node.kwargs["onednn"] for node in layers] == [True, True]
-    assert {(p.rows, p.inner, p.columns) for p in asked} >= {(2, 3, 28)}
+    gates, inner = layer.weight_hh_l0.shape
+    assert {(p.rows, p.inner, p.columns) for p in asked} >= {(2, inner, gates)}
+
+
+@pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
+@pytest.mark.parametrize("reverse", [False, True])
+def test_products_in_onednn_are_those_of_gru_and_rnn_too(reverse: bool) -> None:
+    torch.manual_seed(6)
+    x, hidden, gradient = torch.randn(4, 3, 21), torch.randn(3, 7), torch.randn(4, 3, 7)
+    weight, bias = torch.randn(21, 7), torch.randn(21)
+    made = []
+    for flag in (False, True):
+        kept = gru.gru(x, weight, bias, hidden, reverse, onednn=flag)
+        back = gru.gru_backward(gradient, *kept, weight, hidden, reverse, onednn=flag)
+        output = rnn.rnn(x[..., :7], weight[:7], hidden, False, reverse, onednn=flag)
+        more = rnn.rnn_backward(gradient, output, weight[:7], False, reverse, onednn=flag)
+        made.append([*kept, *back, output, *more])
+    for one, other in zip(*made, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("projected", [False, True])
@@ -158,7 +206,12 @@ def test_descriptions_fit_what_is_computed(projected: bool, reverse: bool) -> No
             gradient, last, *made[2:5], weight, projection, cells, reverse
         )
         layer = recurrent.onednn_lstm(x, fused, cells, cells.clone(), reverse)
-        return [*made, *back, *layer[:3]]
+        sums, square = gates[..., :21], weight[:21, :1].expand(21, 7)
+        gated = gru.gru(sums, square, square[:, 0], cells, reverse)
+        of_gated = gru.gru_backward(gated[0].cos(), *gated, square, cells, reverse)
+        plain = rnn.rnn(sums[..., :7], square[:7], cells, True, reverse)
+        of_plain = rnn.rnn_backward(plain.cos(), plain, square[:7], True, reverse)
+        return [*made, *back, *layer[:3], *gated, *of_gated, plain, *of_plain]
 
     given = (gates, weight, hidden, cells, projection, x, fused, gradient, last)
     real = compute(given)

@@ -39,6 +39,8 @@ def test_what_varies_and_what_is_equal() -> None:
     [
         ("tagger", "momentum", 3),
         ("tagger", "adam", 3),
+        ("gru", "momentum", 3),
+        ("rnn", "momentum", 3),
         ("bags", "adam", 3),
         ("images", "momentum", 3),
         ("branching", "momentum", 4),
@@ -66,6 +68,7 @@ def test_rows_of_a_last_batch_vary_too() -> None:
     [
         ("tagger", "adam", "HYBRID"),
         ("tagger", "momentum", "PS"),
+        ("gru", "adam", "HYBRID"),
         pytest.param("tagger", "adam", "AR", marks=pytest.mark.long),
         ("bags", "adam", "HYBRID"),
         ("bags", "momentum", "AR"),

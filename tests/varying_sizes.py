@@ -20,16 +20,16 @@ Batch = tuple[torch.Tensor, ...]
 
 
 class Tagger(nn.Module):
-    """A label for each word, by two layers of an LSTM in both directions."""
+    """A label for each word, by two recurrent layers in both directions."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: Callable[..., nn.RNNBase] = nn.LSTM) -> None:
         super().__init__()
         self.table = nn.Embedding(ROWS, WIDTH)
-        self.lstm = nn.LSTM(WIDTH, 4, num_layers=2, bidirectional=True, batch_first=True)
+        self.words = layers(WIDTH, 4, num_layers=2, bidirectional=True, batch_first=True)
         self.out = nn.Linear(8, LABELS)
 
     def forward(self, words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        scores = self.out(self.lstm(self.table(words))[0])
+        scores = self.out(self.words(self.table(words))[0])
         return F.cross_entropy(scores.flatten(0, 1), labels.flatten()) / words.shape[1]
 
 
@@ -120,6 +120,8 @@ class Plain(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "tagger": Tagger,
+    "gru": lambda: Tagger(nn.GRU),
+    "rnn": lambda: Tagger(nn.RNN),
     "bags": Bags,
     "counting": Counting,
     "branching": Branching,

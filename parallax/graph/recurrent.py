@@ -1,55 +1,112 @@
-"""Recurrent layers as they are captured: each layer of an LSTM is one operation per direction."""
+"""Recurrent layers as they are captured: each layer is one operation per direction.
+
+Those of ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN``. PyTorch's own would be recorded step by step, for
+the length of one batch.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from parallax.ops.gru import gru
 from parallax.ops.recurrent import lstm, onednn_lstm
+from parallax.ops.rnn import rnn
 
-State = tuple[torch.Tensor, torch.Tensor]
+State = tuple[torch.Tensor, ...]
+Params = Sequence[torch.Tensor]
+Layer = Callable[[torch.Tensor, State, Params, bool, bool], tuple[torch.Tensor, State]]
+"""Of the inputs [time, batch, features], the state before the first step, the parameters, whether
+these have biases, and whether the last step comes first: outputs, and the state in the end."""
 
 
 @contextlib.contextmanager
 def whole_layers() -> Iterator[None]:
-    """Let ``torch.lstm`` record whole layers, which hold for sequences of every length.
+    """Let torch's recurrent functions record whole layers, which hold for every length.
 
-    Packed sequences, autocast and other devices than the CPU are left to PyTorch.
+    Packed sequences, autocast, sequences of no steps, and other devices than the CPU are left to
+    PyTorch.
     """
     modules: tuple[Any, ...] = (torch, torch._VF)
-    original = torch.lstm
-
-    def recording(*args: Any) -> Any:
-        # With a second tensor, the sequences are packed: of different lengths in one batch.
-        if len(args) == 9 and not isinstance(args[1], torch.Tensor) and _applies(*args[:3]):
-            return _layers(*args)
-        return original(*args)
-
-    saved = [vars(module).get("lstm") for module in modules]
+    saved = {(module, name): vars(module).get(name) for module in modules for name in LAYERS}
+    recording = {name: _recording(getattr(torch, name), layer) for name, layer in LAYERS.items()}
     try:
-        for module in modules:
-            module.lstm = recording
+        for module, name in saved:
+            setattr(module, name, recording[name])
         yield
     finally:
-        for module, value in zip(modules, saved, strict=True):
+        for (module, name), value in saved.items():
             if value is None:
-                del module.lstm
+                delattr(module, name)
             else:
-                module.lstm = value
+                setattr(module, name, value)
 
 
-def _applies(
-    x: torch.Tensor, state: Sequence[torch.Tensor], params: Sequence[torch.Tensor]
-) -> bool:
-    same = all(tensor.dtype is x.dtype for tensor in (*state, *params))
-    return same and x.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+def _recording(original: Callable[..., Any], layer: Layer) -> Callable[..., Any]:
+    def record(*args: Any) -> Any:
+        # Of packed sequences, of different lengths in one batch, the sizes come second.
+        if len(args) == 9 and isinstance(args[3], bool):
+            x, state, *settings = args
+            states = (state,) if isinstance(state, torch.Tensor) else tuple(state)
+            if _applies(x, states, args[2], batch_first=args[8]):
+                x, states = _layers(layer, x, states, *settings)
+                return x, *states
+        return original(*args)
+
+    return record
 
 
-def _in_onednn(x: torch.Tensor, params: Sequence[torch.Tensor], biases: bool) -> bool:
+def _applies(x: torch.Tensor, states: State, params: Params, batch_first: bool) -> bool:
+    same = all(tensor.dtype is x.dtype for tensor in (*states, *params))
+    return (
+        same
+        and x.device.type == "cpu"
+        and x.shape[1 if batch_first else 0] > 0
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def _layers(
+    layer: Layer,
+    x: torch.Tensor,
+    states: State,
+    params: Params,
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[torch.Tensor, State]:
+    """What torch's function computes, with its arguments: outputs, and the states in the end."""
+    if batch_first:
+        x = x.transpose(0, 1)
+    directions = 2 if bidirectional else 1
+    each = len(params) // (layers * directions)
+    ends: list[State] = []
+    for number in range(layers):
+        outputs = []
+        for direction in range(directions):
+            place = number * directions + direction
+            own = params[place * each : (place + 1) * each]
+            first = tuple(state[place] for state in states)
+            output, end = layer(x, first, own, biases, direction == 1)
+            outputs.append(output)
+            ends.append(end)
+        x = outputs[0] if directions == 1 else torch.cat(outputs, 2)
+        if dropout and train and number < layers - 1:
+            x = F.dropout(x, dropout, train)
+    if batch_first:
+        x = x.transpose(0, 1)
+    return x, tuple(torch.stack(parts) for parts in zip(*ends, strict=True))
+
+
+def _in_onednn(x: torch.Tensor, params: Params, biases: bool) -> bool:
     """Whether oneDNN has the layer: of float32 numbers, with biases, without a projection."""
     return (
         x.dtype is torch.float32
@@ -59,51 +116,44 @@ def _in_onednn(x: torch.Tensor, params: Sequence[torch.Tensor], biases: bool) ->
     )
 
 
-def _layers(
-    x: torch.Tensor,
-    state: Sequence[torch.Tensor],
-    params: Sequence[torch.Tensor],
-    biases: bool,
-    layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What ``torch.lstm`` computes, with its arguments."""
-    if batch_first:
-        x = x.transpose(0, 1)
-    directions = 2 if bidirectional else 1
-    each = len(params) // (layers * directions)
-    hiddens, cells = [], []
-    for layer in range(layers):
-        outputs = []
-        for direction in range(directions):
-            number = layer * directions + direction
-            own = params[number * each : (number + 1) * each]
-            before = (state[0][number], state[1][number])
-            output, (hidden, cell) = _layer(x, before, own, biases, direction == 1)
-            outputs.append(output)
-            hiddens.append(hidden)
-            cells.append(cell)
-        x = outputs[0] if directions == 1 else torch.cat(outputs, 2)
-        if dropout and train and layer < layers - 1:
-            x = F.dropout(x, dropout, train)
-    if batch_first:
-        x = x.transpose(0, 1)
-    return x, torch.stack(hiddens), torch.stack(cells)
-
-
-def _layer(
-    x: torch.Tensor, state: State, params: Sequence[torch.Tensor], biases: bool, reverse: bool
+def _lstm(
+    x: torch.Tensor, state: State, params: Params, biases: bool, reverse: bool
 ) -> tuple[torch.Tensor, State]:
-    """One layer in one direction: outputs and the state after the last step."""
+    hidden, cells = state
     if _in_onednn(x, params, biases):
-        output, hidden, cells, _ = onednn_lstm(x, list(params), *state, reverse)
+        output, hidden, cells, _ = onednn_lstm(x, list(params), hidden, cells, reverse)
         return output, (hidden, cells)
-    of_input, of_output = params[:2]
     bias = params[2] + params[3] if biases else None
-    gates = F.linear(x, of_input, bias)
+    gates = F.linear(x, params[0], bias)
     projection = params[-1] if len(params) % 2 else None
-    output, cells, *_ = lstm(gates, of_output, projection, *state, reverse)
-    return output, (output[0 if reverse else -1], cells)
+    output, cells, *_ = lstm(gates, params[1], projection, hidden, cells, reverse)
+    return output, (_last(output, reverse), cells)
+
+
+def _gru(
+    x: torch.Tensor, state: State, params: Params, biases: bool, reverse: bool
+) -> tuple[torch.Tensor, State]:
+    gates = F.linear(x, params[0], params[2] if biases else None)
+    output, *_ = gru(gates, params[1], params[3] if biases else None, state[0], reverse)
+    return output, (_last(output, reverse),)
+
+
+def _rnn(
+    x: torch.Tensor, state: State, params: Params, biases: bool, reverse: bool, *, relu: bool
+) -> tuple[torch.Tensor, State]:
+    sums = F.linear(x, params[0], params[2] + params[3] if biases else None)
+    output = rnn(sums, params[1], state[0], relu, reverse)
+    return output, (_last(output, reverse),)
+
+
+def _last(output: torch.Tensor, reverse: bool) -> torch.Tensor:
+    return output[0 if reverse else -1]
+
+
+LAYERS: dict[str, Layer] = {
+    "lstm": _lstm,
+    "gru": _gru,
+    "rnn_tanh": functools.partial(_rnn, relu=False),
+    "rnn_relu": functools.partial(_rnn, relu=True),
+}
+"""By torch's function."""

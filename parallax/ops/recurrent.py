@@ -14,11 +14,12 @@ PyTorch's order: input, forget, cell, output.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
+
+from parallax.ops.steps import before, or_zeros, order, product
 
 aten: Any = torch.ops.aten
 
@@ -151,9 +152,9 @@ def _keep_fused(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, .
 def _fused_gradients(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
     x, *weights, hidden, cells, output, last, last_cells, workspace = ctx.saved_tensors
     of_x, of_input, of_output, of_bias, of_hidden, of_cells = onednn_lstm_backward(
-        _or_zeros(gradients[0], output),
-        _or_zeros(gradients[1], last),
-        _or_zeros(gradients[2], last_cells),
+        or_zeros(gradients[0], output),
+        or_zeros(gradients[1], last),
+        or_zeros(gradients[2], last_cells),
         x,
         weights,
         hidden,
@@ -206,11 +207,11 @@ def lstm(
     tanh = gates.new_empty(all_cells.shape)
     features = gates.new_empty(all_cells.shape)
     output = features
-    from_output = _product(weight, onednn)
+    from_output = product(weight, onednn)
     if projection is not None:
         output = gates.new_empty((*gates.shape[:2], projection.shape[0]))
-        project = _product(projection, onednn)
-    for step in _order(steps, reverse):
+        project = product(projection, onednn)
+    for step in order(steps, reverse):
         closed = from_output(hidden, gates[step])
         entered, kept, new, shown = opened[step].split(size, 1)
         torch.sigmoid(closed[:, : 2 * size], out=opened[step, :, : 2 * size])
@@ -271,29 +272,25 @@ def lstm_backward(
     """
     steps, size = opened.shape[0], cells.shape[1]
     entered, kept, new, shown = opened.split(size, 2)
-    before = all_cells.new_empty(all_cells.shape)
-    if reverse:
-        before[:-1], before[-1] = all_cells[1:], cells
-    else:
-        before[1:], before[0] = all_cells[:-1], cells
+    cells_before = before(all_cells, cells, reverse)
     # What the gradients of each step are multiplied by is known for all steps at once: the slopes
     # of sigmoid and tanh at what they gave, by what it met.
     of_gates = opened.new_empty(opened.shape)
     parts = of_gates.split(size, 2)
     aten.sigmoid_backward(new, entered, grad_input=parts[0])
-    aten.sigmoid_backward(before, kept, grad_input=parts[1])
+    aten.sigmoid_backward(cells_before, kept, grad_input=parts[1])
     aten.tanh_backward(entered, new, grad_input=parts[2])
     aten.sigmoid_backward(tanh, shown, grad_input=parts[3])
     through = aten.tanh_backward(shown, tanh)
     of_cells = last_cells_gradient
-    to_output = _product(weight.t(), onednn)
+    to_output = product(weight.t(), onednn)
     gradient = gradient.contiguous()
     of_outputs = gradient.new_empty(0 if projection is None else gradient.shape)
     if projection is not None:
-        to_features = _product(projection.t(), onednn)
-    order = _order(steps, reverse)[::-1]
-    own = gradient[order[0]]
-    for place, step in enumerate(order):
+        to_features = product(projection.t(), onednn)
+    backward = order(steps, reverse)[::-1]
+    own = gradient[backward[0]]
+    for place, step in enumerate(backward):
         if projection is not None:
             own = to_features(of_outputs[step].copy_(own), None)
         of_cells = torch.addcmul(of_cells, own, through[step])
@@ -301,7 +298,7 @@ def lstm_backward(
         gates[:, 3 * size :].mul_(own)
         gates.view(-1, 4, size)[:, :3].mul_(of_cells.unsqueeze(1))
         of_cells = of_cells * kept[step]
-        earlier = order[place + 1 : place + 2]
+        earlier = backward[place + 1 : place + 2]
         own = to_output(gates, gradient[earlier[0]] if earlier else None)
     return of_gates, own, of_cells, of_outputs
 
@@ -342,8 +339,8 @@ def _gradients(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
     output, last, *kept, features, weight, hidden, cells = ctx.saved_tensors[:9]
     projection = ctx.saved_tensors[9] if ctx.projected else None
     of_gates, of_hidden, of_cells, of_outputs = lstm_backward(
-        _or_zeros(gradients[0], output),
-        _or_zeros(gradients[1], last),
+        or_zeros(gradients[0], output),
+        or_zeros(gradients[1], last),
         *kept,
         weight,
         projection,
@@ -351,12 +348,8 @@ def _gradients(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
         ctx.reverse,
         onednn=ctx.onednn,
     )
-    before = (
-        torch.cat([output[1:], hidden.unsqueeze(0)])
-        if ctx.reverse
-        else torch.cat([hidden.unsqueeze(0), output[:-1]])
-    )
-    of_weight = of_gates.flatten(0, 1).t() @ before.flatten(0, 1)
+    given = before(output, hidden, ctx.reverse)
+    of_weight = of_gates.flatten(0, 1).t() @ given.flatten(0, 1)
     of_projection = None
     if projection is not None:
         of_projection = of_outputs.flatten(0, 1).t() @ features.flatten(0, 1)
@@ -420,33 +413,3 @@ def _onednn_lstm_backward_operations(
     out_shape: Any = None,
 ) -> int:
     return 4 * x[0] * x[1] * (math.prod(weights[0]) + math.prod(weights[1]))
-
-
-def _or_zeros(gradient: torch.Tensor | None, of: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(of) if gradient is None else gradient
-
-
-def _product(weight: torch.Tensor, onednn: bool) -> Callable[..., torch.Tensor]:
-    """What computes ``x @ weight.t()``, plus another matrix unless that is None, again and again.
-
-    oneDNN is given the weight in an order of its own, once for all products.
-    """
-    if not onednn:
-        turned = weight.t()
-        return lambda x, added: x @ turned if added is None else torch.addmm(added, x, turned)
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous())
-    linear: Any = torch.ops.mkldnn._linear_pointwise
-
-    def product(x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
-        result: torch.Tensor = (
-            linear(x, packed, None, "none", [], "")
-            if added is None
-            else linear.binary(x, added, packed, None, "add")
-        )
-        return result
-
-    return product
-
-
-def _order(steps: int, reverse: bool) -> range:
-    return range(steps - 1, -1, -1) if reverse else range(steps)

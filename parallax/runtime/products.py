@@ -18,8 +18,10 @@ import torch
 from torch.fx import Graph, Node
 
 from parallax.graph.sizes import same_shape, size_of, sizes_of
+from parallax.ops.gru import GRU, GRU_BACKWARD
 from parallax.ops.kernels import onednn_product
 from parallax.ops.recurrent import LSTM, LSTM_BACKWARD
+from parallax.ops.rnn import RNN, RNN_BACKWARD
 from parallax.runtime.timing import is_clearly_faster, is_plain
 
 aten: Any = torch.ops.aten
@@ -30,8 +32,13 @@ MOST_NUMBERS = 1 << 24
 _LAYERS: dict[Any, tuple[int, int]] = {
     LSTM: (4, 1),
     LSTM_BACKWARD: (7, 5),
+    GRU: (3, 1),
+    GRU_BACKWARD: (5, 4),
+    RNN: (2, 1),
+    RNN_BACKWARD: (1, 2),
 }
-"""By operation, which of its arguments are cells, [batch, hidden], and the weight of outputs."""
+"""By operation, which of its arguments tells the batch, [(time,) batch, hidden], and which is the
+weight of outputs."""
 
 
 @dataclass(frozen=True)
@@ -107,14 +114,14 @@ def use_faster_products(graph: Graph, is_faster: Callable[[Product], bool] | Non
 
 def _in_layer(layer: Node, is_faster: Callable[[Product], bool]) -> bool:
     """Let the steps of a recurrent layer compute their products in oneDNN if that is faster."""
-    cells, weight = (layer.args[place] for place in _LAYERS[layer.target])
-    assert isinstance(cells, Node)
+    told, weight = (layer.args[place] for place in _LAYERS[layer.target])
+    assert isinstance(told, Node)
     assert isinstance(weight, Node)
-    state, matrix = cells.meta.get("val"), weight.meta.get("val")
+    state, matrix = told.meta.get("val"), weight.meta.get("val")
     if not is_plain(state) or not is_plain(matrix):
         return False
     columns, inner = sizes_of(matrix)
-    if not is_faster(Product(sizes_of(state)[0], inner, columns, False, True, True)):
+    if not is_faster(Product(sizes_of(state)[-2], inner, columns, False, True, True)):
         return False
     layer.kwargs = {**layer.kwargs, "onednn": True}
     return True
