@@ -50,6 +50,7 @@ class Options:
         packages: directory with TorchRec; empty without it.
         memory: bytes for all workers together.
         trials: try each system by itself; else these two only, and take HYBRID's trial for others.
+        traced: record turns by PyTorch's profiler.
     """
 
     workers_per_host: int
@@ -59,6 +60,7 @@ class Options:
     packages: str
     memory: float
     trials: bool = True
+    traced: bool = False
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -136,7 +138,11 @@ def _take_turns(
     contestants = [_contestant(name, fit[name], options) for name in group]
     console.print(f"{base.workload}: {', '.join(group)} take turns", style="dim")
     task = msgspec.structs.replace(
-        base, kind="rounds", contestants=contestants, rounds=options.rounds
+        base,
+        kind="rounds",
+        contestants=contestants,
+        rounds=options.rounds,
+        traced=options.traced,
     )
     # Building all, warming up, and the turns, at most three times as slow as in the trial.
     playing = sum(fit[c.name].seconds * (3 + c.steps * c.rounds) for c in contestants)

@@ -43,6 +43,7 @@ class Row(msgspec.Struct, frozen=True):
         most_bytes: per step, of the busiest direction of any host; median.
         peak_bytes: of the largest worker, in processes of its own; 0 if it was not tried so.
         losses: of the first steps, mean over workers; none if it was not tried.
+        idle_seconds: of a step, in which no operation of PyTorch ran; median, where it was traced.
     """
 
     system: str
@@ -58,6 +59,7 @@ class Row(msgspec.Struct, frozen=True):
     most_bytes: float = 0.0
     peak_bytes: int = 0
     losses: list[float] = []
+    idle_seconds: float = 0.0
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -129,6 +131,7 @@ def compare(
                 most_bytes=statistics.median(turn.most_bytes for turn in mine),
                 peak_bytes=trial.peak_bytes,
                 losses=trial.losses,
+                idle_seconds=statistics.median(turn.idle_seconds for turn in mine),
             )
         )
     return rows

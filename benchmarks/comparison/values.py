@@ -33,6 +33,7 @@ class Task(msgspec.Struct, frozen=True):
         rounds: measured ones.
         packages: a directory with further packages; they come last in the search path.
         answer: the file that worker 0 writes.
+        traced: turns are recorded by PyTorch's profiler.
     """
 
     kind: Literal["trial", "rounds"]
@@ -42,6 +43,7 @@ class Task(msgspec.Struct, frozen=True):
     rounds: int
     packages: str
     answer: str
+    traced: bool = False
 
 
 class Trial(msgspec.Struct, frozen=True):
@@ -77,6 +79,8 @@ class Turn(msgspec.Struct, frozen=True):
         most_bytes: per step, by the host that sent or received most, in the busier direction.
         predicted_seconds: per step, what parallax expected once it knew how long the computation
             alone takes; 0 for other systems.
+        idle_seconds: per step, in which the average worker's training thread runs no operation, if
+            the turn was traced.
         told: what else the system has to say; the same in all its turns.
     """
 
@@ -87,4 +91,5 @@ class Turn(msgspec.Struct, frozen=True):
     sent_bytes: float
     most_bytes: float
     predicted_seconds: float = 0.0
+    idle_seconds: float = 0.0
     told: str = ""

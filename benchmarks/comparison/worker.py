@@ -7,13 +7,14 @@ runs under torchrun's environment variables on each host of a virtual cluster.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import torch.distributed as dist
 
 import parallax
 from benchmarks.comparison.limits import bytes_that_must_cross
+from benchmarks.comparison.spans import TURN, idle_seconds
 from benchmarks.comparison.values import Task, Trial, Turn
 from benchmarks.namespaces import link_bytes
 from benchmarks.peers.systems import CAPTURED, COMPUTATION, SYSTEMS
@@ -104,13 +106,16 @@ def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
             dist.barrier()
             cpu = time.process_time()
             begin = time.perf_counter()
-            for _ in range(contestant.steps):
-                step()
+            with _traced(task.traced) as trace:
+                for _ in range(contestant.steps):
+                    step()
             dist.barrier()
             seconds = (time.perf_counter() - begin) / contestant.steps
             cpu_seconds = _mean(time.process_time() - cpu) / contestant.steps
             sent, most = _per_host(before, contestant.steps)
-            turns.append(Turn(contestant.name, number, seconds, cpu_seconds, sent, most))
+            idle = _mean(idle_seconds(trace.events())) / contestant.steps if trace else 0.0
+            turn = Turn(contestant.name, number, seconds, cpu_seconds, sent, most)
+            turns.append(msgspec.structs.replace(turn, idle_seconds=idle))
     expected = _predicted(built, turns)
     return [
         msgspec.structs.replace(
@@ -120,6 +125,20 @@ def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
         )
         for turn in turns
     ]
+
+
+@contextlib.contextmanager
+def _traced(wanted: bool) -> Iterator[torch.profiler.profile | None]:
+    """Record what a turn does, if that is wanted."""
+    if not wanted:
+        yield None
+        return
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with (
+        torch.profiler.profile(activities=activities) as trace,
+        torch.profiler.record_function(TURN),
+    ):
+        yield trace
 
 
 def _predicted(built: Mapping[str, Step], turns: Sequence[Turn]) -> dict[str, float]:
