@@ -53,6 +53,7 @@ from parallax.runtime.start import (
 )
 from parallax.runtime.state_table import StateTable
 from parallax.runtime.trace import Profile, Profiler
+from parallax.runtime.updates import group_updates
 from parallax.strategy.builders import ClusterFacts
 from parallax.strategy.choose import choose_strategy, is_finished, title_of
 from parallax.strategy.compare import summary
@@ -251,7 +252,8 @@ class Runner:
 
     def _bind(self, rewritten: WorkerGraph, description: str) -> Program:
         graph = rewritten.step.graph
-        if use_patches(graph) + use_faster_products(graph) + use_faster_layout(graph):
+        changed = use_patches(graph) + use_faster_products(graph) + use_faster_layout(graph)
+        if changed + group_updates(graph):
             rewritten.step.graph_module.recompile()
         resources = [
             self._resources.get(index, spec) for index, spec in enumerate(rewritten.resources)
