@@ -21,7 +21,9 @@ class ValueGather:
         self.spec = spec
         self.world = world
         self._wholes: dict[int, torch.Tensor] = {}
-        self._pending: dict[int, tuple[Pending, torch.Tensor]] = {}
+        self._pending: dict[int, Pending] = {}
+        self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By message, what is sent and what is received: new memory costs as much as a copy."""
 
     def start(self, number: int, shards: Sequence[torch.Tensor]) -> None:
         """Send this worker's rows of the variables of a message to all others."""
@@ -32,16 +34,14 @@ class ValueGather:
         counts = [
             sum(self._count(place, worker) for place in places) for worker in range(world.size)
         ]
-        received = torch.empty(sum(counts), dtype=mine.dtype, device=mine.device)
-        pending = world.all_to_all(
-            received,
-            mine.repeat(world.size),
-            counts,
-            [len(mine)] * world.size,
-            "dense: gather",
-            "dense",
+        if number not in self._buffers:
+            sent = mine.new_empty(world.size * len(mine))
+            self._buffers[number] = sent, mine.new_empty(sum(counts))
+        sent, received = self._buffers[number]
+        sent.view(world.size, len(mine)).copy_(mine)
+        self._pending[number] = world.all_to_all(
+            received, sent, counts, [len(mine)] * world.size, "dense: gather", "dense"
         )
-        self._pending[number] = (pending, received)
 
     def _count(self, place: int, worker: int) -> int:
         """Elements that a worker has of a variable."""
@@ -51,8 +51,8 @@ class ValueGather:
 
     def finish(self, number: int) -> list[torch.Tensor]:
         """The whole variables of a message; valid until they are gathered again."""
-        pending, received = self._pending.pop(number)
-        pending.wait()
+        self._pending.pop(number).wait()
+        _, received = self._buffers[number]
         places = self.spec.of_message(number)
         offset = 0
         for worker in range(self.world.size):
