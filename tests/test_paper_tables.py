@@ -146,6 +146,9 @@ def test_small_tables_are_made(tmp_path: Path) -> None:
     rows = {row.system: row for row in result.rows}
     assert [row.failure for row in result.rows] == [""] * len(rows)
     # A ring crosses to each other host once, pushes to owners once for each worker.
-    assert rows[CASES["+HYB"]].sent_bytes < rows[PS].sent_bytes
+    assert rows[CASES["+HYB"]].sent_bytes < rows[CASES["BASE"]].sent_bytes
+    # Aggregated gradients go to all workers before their operations are placed.
+    assert rows[CASES["+OPAU"]].sent_bytes < rows[CASES["+LA"]].sent_bytes
+    assert rows[PS].sent_bytes < rows[CASES["BASE"]].sent_bytes
     assert text.read_text() in done.stdout
     assert "| LM: of BASE | 1.00 |" in done.stdout
