@@ -15,17 +15,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.compare import Options, memory_budget, run
+from benchmarks.compare import Options, memory_budget, run_all
 from benchmarks.comparison import report
 from benchmarks.comparison.arguments import parser_for
-from benchmarks.comparison.launch import Launcher
 from benchmarks.comparison.report import Comparison, Row
 from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS
-from benchmarks.virtual_cluster import VirtualCluster, VirtualClusterError
 from benchmarks.workloads import WORKLOADS
 
 AUTO = "parallax-auto"
@@ -48,19 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
         # However tables are dealt, they take the same memory in all.
         trials=not args.partitions,
     )
-    results = []
-    try:
-        with VirtualCluster(args.hosts, None if args.rate == "none" else args.rate) as cluster:
-            launcher = Launcher(cluster, args.workers_per_host, args.limit)
-            for workload in args.workload or WORKLOADS:
-                results.append(run(launcher, workload, options, console))
-                console.print(table(results[-1], subject))
-                if args.json:
-                    report.write_json(results, Path(args.json))
-    except VirtualClusterError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    plan = [(workload, options) for workload in args.workload or WORKLOADS]
+    results = run_all(args, plan, console, lambda all: console.print(table(all[-1], subject)))
+    return 2 if results is None else 0
 
 
 def _systems(partitions: bool, workers: int, chosen: Sequence[str]) -> tuple[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +65,6 @@ class Options:
 
 def main(arguments: list[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
-    rate = None if args.rate == "none" else args.rate
     options = Options(
         args.workers_per_host,
         args.rounds,
@@ -76,24 +75,51 @@ def main(arguments: list[str] | None = None) -> int:
         args.memory * 1e9 if args.memory else memory_budget(),
     )
     console = Console(width=None if sys.stdout.isatty() else 150)
-    results = []
-    try:
-        with VirtualCluster(args.hosts, rate) as cluster:
-            launcher = Launcher(cluster, args.workers_per_host, args.limit)
-            for workload in args.workload or WORKLOADS:
-                results.append(run(launcher, workload, options, console))
-                console.print(report.table(results[-1]))
-                if args.json:
-                    report.write_json(results, Path(args.json))
-                if args.markdown:
-                    text = "\n".join(report.markdown(result) for result in results)
-                    Path(args.markdown).write_text(text)
-    except VirtualClusterError as error:
-        print(error, file=sys.stderr)
+
+    def show(results: list[Comparison]) -> None:
+        console.print(report.table(results[-1]))
+        if args.markdown:
+            text = "\n".join(report.markdown(result) for result in results)
+            Path(args.markdown).write_text(text)
+
+    plan = [(workload, options) for workload in args.workload or WORKLOADS]
+    if (results := run_all(args, plan, console, show)) is None:
         return 2
     if args.plot and (why := report.plot(results, Path(args.plot))):
         console.print(why)
     return 0
+
+
+def run_all(
+    args: argparse.Namespace,
+    plan: Sequence[tuple[str, Options]],
+    console: Console,
+    show: Callable[[list[Comparison]], object] = lambda results: None,
+) -> list[Comparison] | None:
+    """Compare each workload on one virtual cluster, as the command line has it.
+
+    Args:
+        args: see :func:`benchmarks.comparison.arguments.parser_for`.
+        plan: workloads by name, each with what is measured of it.
+        show: called with all results so far after each workload.
+
+    Returns:
+        What was measured; None where there can be no virtual cluster, as then standard error says.
+    """
+    results: list[Comparison] = []
+    rate = None if args.rate == "none" else args.rate
+    try:
+        with VirtualCluster(args.hosts, rate) as cluster:
+            launcher = Launcher(cluster, args.workers_per_host, args.limit)
+            for workload, options in plan:
+                results.append(run(launcher, workload, options, console))
+                show(results)
+                if args.json:
+                    report.write_json(results, Path(args.json))
+    except VirtualClusterError as error:
+        print(error, file=sys.stderr)
+        return None
+    return results
 
 
 def run(launcher: Launcher, workload: str, options: Options, console: Console) -> Comparison:

@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.compare import Options, memory_budget, run
-from benchmarks.comparison import report
+from benchmarks.compare import Options, memory_budget, run_all
 from benchmarks.comparison.arguments import parser_for
-from benchmarks.comparison.launch import Launcher
 from benchmarks.comparison.report import Comparison
 from benchmarks.peers.systems import CAPTURED, COMPUTATION, HYBRID, SYSTEMS
-from benchmarks.virtual_cluster import VirtualCluster, VirtualClusterError
 from benchmarks.workloads import WORKLOADS
 
 DDP = "ddp"
@@ -42,19 +38,9 @@ def main(arguments: list[str] | None = None) -> int:
         memory_budget(),
         traced=True,
     )
-    results = []
-    try:
-        with VirtualCluster(args.hosts, None if args.rate == "none" else args.rate) as cluster:
-            launcher = Launcher(cluster, args.workers_per_host, args.limit)
-            for workload in args.workload or ("vgg", "resnet"):
-                results.append(run(launcher, workload, options, console))
-                console.print(table(results[-1]))
-                if args.json:
-                    report.write_json(results, Path(args.json))
-    except VirtualClusterError as error:
-        print(error, file=sys.stderr)
-        return 2
-    return 0
+    plan = [(workload, options) for workload in args.workload or ("vgg", "resnet")]
+    results = run_all(args, plan, console, lambda all: console.print(table(all[-1])))
+    return 2 if results is None else 0
 
 
 def table(result: Comparison) -> str:

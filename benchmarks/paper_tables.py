@@ -23,15 +23,14 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from benchmarks.compare import Options, run
+from benchmarks.compare import Options, run_all
 from benchmarks.comparison import report
 from benchmarks.comparison.arguments import parser_for
-from benchmarks.comparison.launch import Launcher
 from benchmarks.comparison.limits import lookups_of_step
 from benchmarks.comparison.report import Comparison
 from benchmarks.comparison.values import Turn
 from benchmarks.peers.systems import COMPUTATION, HYBRID
-from benchmarks.virtual_cluster import VirtualCluster, VirtualClusterError
+from benchmarks.virtual_cluster import VirtualClusterError
 from benchmarks.workloads import Batch, find
 
 PS, AR = "parallax-ps-flat", "parallax-ar-flat"
@@ -126,14 +125,10 @@ def main(arguments: list[str] | None = None) -> int:
         trials=False,
     )
     chosen = [MODELS[name] for name in args.model or MODELS]
-    results = []
+    plan = [(model.workload, _of(options, model)) for model in chosen]
+    if (results := run_all(args, plan, console)) is None:
+        return 2
     try:
-        with VirtualCluster(args.hosts, None if args.rate == "none" else args.rate) as cluster:
-            launcher = Launcher(cluster, args.workers_per_host, args.limit)
-            for model in chosen:
-                results.append(run(launcher, model.workload, _of(options, model), console))
-                if args.json:
-                    report.write_json(results, Path(args.json))
         text = tables(chosen, results, args.quick)
     except VirtualClusterError as error:
         print(error, file=sys.stderr)

@@ -123,7 +123,7 @@ def placement_of_case(
     """Losses, and bytes of two more steps by purpose, with operations placed so."""
     training = QUICK["paper-lm-bf16"]()
     runner, _ = _language_model(world, training, builder)
-    step = without_placement(runner, runner.run, *UNPLACED[place]) if place else runner.run
+    step = without_placement(runner, runner.run, UNPLACED[place]) if place else runner.run
     torch.manual_seed(5)
     batch = training.batch()
     losses = [float(step(*batch)) for _ in range(2)]

@@ -114,8 +114,8 @@ def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
             cpu_seconds = _mean(time.process_time() - cpu) / contestant.steps
             sent, most = _per_host(before, contestant.steps)
             idle = _mean(idle_seconds(trace.events())) / contestant.steps if trace else 0.0
-            turn = Turn(contestant.name, number, seconds, cpu_seconds, sent, most)
-            turns.append(msgspec.structs.replace(turn, idle_seconds=idle))
+            figures = (seconds, cpu_seconds, sent, most)
+            turns.append(Turn(contestant.name, number, *figures, idle_seconds=idle))
     expected = _predicted(built, turns)
     return [
         msgspec.structs.replace(

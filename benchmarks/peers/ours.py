@@ -25,8 +25,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
 }
 """By name, what is exchanged in two levels."""
 
-UNPLACED = {"unplaced": (True, True), "pulled": (True, False)}
-"""By name, whether operations on pulled rows, and on aggregated gradients, are left to workers."""
+UNPLACED = {"unplaced": True, "pulled": False}
+"""By name, whether besides operations on pulled rows those on aggregated gradients are left to
+workers."""
 
 
 def build(training: Training, option: str) -> Step:
@@ -57,7 +58,7 @@ def build(training: Training, option: str) -> Step:
     if search:
         return Searched(runner)
     run = with_levels(runner.run, LEVELS[how]) if how in LEVELS else runner.run
-    return without_placement(runner, run, *UNPLACED[place]) if place else run
+    return without_placement(runner, run, UNPLACED[place]) if place else run
 
 
 class Searched:
@@ -101,15 +102,12 @@ def with_levels(run: Step, by_host: Sequence[str]) -> Step:
     return step
 
 
-def without_placement(runner: parallax.Runner, run: Step, pulls: bool, updates: bool) -> Step:
-    """The same step, with operations left to workers: on pulled rows, on aggregated gradients."""
+def without_placement(runner: parallax.Runner, run: Step, updates: bool) -> Step:
+    """The same step, with operations on pulled rows left to workers, and those of ``updates``."""
 
     def step(*batch: Any) -> torch.Tensor:
-        with contextlib.ExitStack() as stack:
-            if pulls:
-                stack.enter_context(unplaced_pulls())
-            if updates:
-                stack.enter_context(unplaced_updates(runner._world))
+        left = unplaced_updates(runner._world) if updates else contextlib.nullcontext()
+        with unplaced_pulls(), left:
             return run(*batch)
 
     return step

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
+import torch
 from torch.fx import Node
 
-from parallax.graph.operations import is_view, written_inputs
+from parallax.graph.operations import is_view, returned_input, written_inputs
 
 
 def base_of(node: Node) -> Node:
@@ -25,3 +27,28 @@ def writes_to(base: Node) -> Iterator[Node]:
                 yield user
             if user.op == "call_function" and is_view(user):
                 aliases.append(user)
+
+
+def memory_of(node: Node) -> Node:
+    """Where a tensor lies that may be a view, or what an operation in place returned."""
+    while node.op == "call_function":
+        source = returned_input(node)
+        if source is None and is_view(node) and node.all_input_nodes:
+            source = node.all_input_nodes[0]
+            if node.target is operator.getitem and not _is_view_of_torch(source):
+                break  # Each of several results has memory of its own.
+        if source is None:
+            break
+        node = source
+    return node
+
+
+def _is_view_of_torch(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
+
+
+def tensor_of(node: Node) -> Node:
+    """The tensor that an operation has changed in place and returned; else the node."""
+    while (written := returned_input(node)) is not None:
+        node = written
+    return node

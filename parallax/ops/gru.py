@@ -8,13 +8,12 @@ new (Cho et al. 2014, with the reset gate after the product, as PyTorch and cuDN
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from parallax.ops.steps import before, or_zeros, order, product
+from parallax.ops.steps import before, operations, or_zeros, order, product
 
 aten: Any = torch.ops.aten
 
@@ -179,7 +178,7 @@ GRU_BACKWARD: Any = torch.ops.parallax.gru_backward.default
 def _gru_operations(
     gates: list[int], weight: list[int], *rest: Any, out_shape: Any = None, **settings: Any
 ) -> int:
-    return 2 * gates[0] * gates[1] * math.prod(weight)
+    return operations(gates, weight)
 
 
 @register_flop_formula(torch.ops.parallax.gru_backward)
@@ -193,4 +192,4 @@ def _gru_backward_operations(
     out_shape: Any = None,
     **settings: Any,
 ) -> int:
-    return 2 * gradient[0] * gradient[1] * math.prod(weight)
+    return operations(gradient, weight)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from parallax.ops.steps import before, or_zeros, order, product
+from parallax.ops.steps import before, operations, or_zeros, order, product
 
 aten: Any = torch.ops.aten
 
@@ -371,7 +371,7 @@ def _lstm_operations(
     out_shape: Any = None,
     **settings: Any,
 ) -> int:
-    return _loop_operations(gates, weight, projection)
+    return operations(gates, weight, projection)
 
 
 @register_flop_formula(torch.ops.parallax.lstm_backward)
@@ -387,12 +387,7 @@ def _lstm_backward_operations(
     out_shape: Any = None,
     **settings: Any,
 ) -> int:
-    return _loop_operations(opened, weight, projection)
-
-
-def _loop_operations(gates: list[int], weight: list[int], projection: list[int] | None) -> int:
-    """Of the products along the chain of steps, forward or backward alike."""
-    return 2 * gates[0] * gates[1] * (math.prod(weight) + math.prod(projection or [0]))
+    return operations(opened, weight, projection)
 
 
 @register_flop_formula(torch.ops.parallax.onednn_lstm)

@@ -5,13 +5,12 @@ See :mod:`parallax.ops.recurrent`. Sequences are [time, batch, features].
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from parallax.ops.steps import before, or_zeros, order, product
+from parallax.ops.steps import before, operations, or_zeros, order, product
 
 aten: Any = torch.ops.aten
 
@@ -122,7 +121,7 @@ RNN_BACKWARD: Any = torch.ops.parallax.rnn_backward.default
 def _rnn_operations(
     sums: list[int], weight: list[int], *rest: Any, out_shape: Any = None, **settings: Any
 ) -> int:
-    return 2 * sums[0] * sums[1] * math.prod(weight)
+    return operations(sums, weight)
 
 
 @register_flop_formula(torch.ops.parallax.rnn_backward)
@@ -134,4 +133,4 @@ def _rnn_backward_operations(
     out_shape: Any = None,
     **settings: Any,
 ) -> int:
-    return 2 * gradient[0] * gradient[1] * math.prod(weight)
+    return operations(gradient, weight)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,6 +22,18 @@ def before(output: torch.Tensor, hidden: torch.Tensor, reverse: bool) -> torch.T
 def or_zeros(gradient: torch.Tensor | None, of: torch.Tensor) -> torch.Tensor:
     """The gradient of something, also where there is none."""
     return torch.zeros_like(of) if gradient is None else gradient
+
+
+def operations(
+    sequence: Sequence[int], weight: Sequence[int], projection: Sequence[int] | None = None
+) -> int:
+    """Of the products along a chain of steps, forward or backward alike.
+
+    Args:
+        sequence: its sizes, [time, batch, ...].
+        weight, projection: sizes of what each step multiplies with.
+    """
+    return 2 * sequence[0] * sequence[1] * (math.prod(weight) + math.prod(projection or [0]))
 
 
 def product(weight: torch.Tensor, onednn: bool) -> Callable[..., torch.Tensor]:
@@ -45,4 +58,4 @@ def product(weight: torch.Tensor, onednn: bool) -> Callable[..., torch.Tensor]:
     return multiply
 
 
-__all__ = ["before", "or_zeros", "order", "product"]
+__all__ = ["before", "operations", "or_zeros", "order", "product"]

@@ -28,20 +28,19 @@ class ExpectedStep:
     network: Network
     speed: Speed
 
-    def computing_for(self, seconds: float | None, variables: Mapping[str, Variable]) -> StepTime:
-        """Its time if it computes for so long; None: as the device's speed says."""
-        return self._play(variables, seconds)
-
-    def where_one_device_takes(self, seconds: float, variables: Mapping[str, Variable]) -> StepTime:
-        """Its time if the captured step, with nothing sent, takes one device so long."""
-        return self._play(variables, seconds, self.alone)
-
-    def _play(
+    def time(
         self,
         variables: Mapping[str, Variable],
-        seconds: float | None,
-        computed: Computed | None = None,
+        computing: float | None = None,
+        one_device: float | None = None,
     ) -> StepTime:
-        return predict(
-            self.items, variables, self.strategy, self.network, self.speed, seconds, computed
-        )
+        """What it should take.
+
+        Args:
+            variables: as they were measured.
+            computing: seconds that it computes; None: as the device's speed says.
+            one_device: instead, seconds of the captured step on one device with nothing to send.
+        """
+        known = computing if one_device is None else one_device
+        alone = None if one_device is None else self.alone
+        return predict(self.items, variables, self.strategy, self.network, self.speed, known, alone)

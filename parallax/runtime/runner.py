@@ -213,12 +213,15 @@ class Runner:
     def _rewrite(self, analysis: Analysis) -> WorkerGraph:
         """This worker's graph by the strategy, which the first graph decides."""
         strategy = self._decide(analysis)
-        alone = computation_alone(analysis.step, analysis.variables)
-        rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
+        network, speed, variables = self._network, self._speed, analysis.variables
+        if network is None or speed is None:
+            rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
+        else:
+            alone = computation_alone(analysis.step, variables)  # which is rewritten then
+            rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
+            items = timeline(rewritten, variables, strategy)
+            self._expected = ExpectedStep(items, alone, strategy, network, speed)
         self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
-        if self._network is not None and self._speed is not None:
-            items = timeline(rewritten, analysis.variables, strategy)
-            self._expected = ExpectedStep(items, alone, strategy, self._network, self._speed)
         return rewritten
 
     def _analyze(
@@ -413,9 +416,7 @@ class Runner:
         """
         if self._expected is None:
             return None
-        if one_device is not None:
-            return self._expected.where_one_device_takes(one_device, self._measured())
-        return self._expected.computing_for(self._pace.computation, self._measured())
+        return self._expected.time(self._measured(), self._pace.computation, one_device)
 
     @property
     def graph(self) -> GraphView:

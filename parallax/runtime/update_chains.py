@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.operations import is_view, returned_input
+from parallax.graph.aliases import memory_of, tensor_of
 from parallax.graph.sizes import sizes_of
 from parallax.ops.updates import ADAM, SGD
 
@@ -76,8 +76,9 @@ def _fits(chain: Chain) -> bool:
         for value in values
     ):
         return False
-    if len({memory_of(tensor) for tensor in chain.tensors}) < len(chain.tensors):
-        return False
+    memories = [memory_of(tensor) for tensor in chain.tensors]
+    if memories[0].op != "placeholder" or len(set(memories)) < len(memories):
+        return False  # it is no variable, or one is part of another
     inside = set(chain.nodes)
     return all(
         user in inside
@@ -240,28 +241,3 @@ def _is_number(value: Any) -> bool:
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, Node) and isinstance(value.meta.get("val"), torch.Tensor)
-
-
-def memory_of(node: Node) -> Node:
-    """Where a tensor lies that may be a view, or what an operation in place returned."""
-    while node.op == "call_function":
-        source = returned_input(node)
-        if source is None and is_view(node) and node.all_input_nodes:
-            source = node.all_input_nodes[0]
-            if node.target is operator.getitem and not _is_view_of_torch(source):
-                break  # Each of several results has memory of its own.
-        if source is None:
-            break
-        node = source
-    return node
-
-
-def _is_view_of_torch(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
-
-
-def tensor_of(node: Node) -> Node:
-    """The tensor that an operation has changed in place and returned; else the node."""
-    while (written := returned_input(node)) is not None:
-        node = written
-    return node

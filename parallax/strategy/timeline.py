@@ -140,9 +140,8 @@ def predict(
         alone: what was computed in that time; None for what this step computes itself.
     """
     parts = {id(i): speed.seconds(i) for i in items if isinstance(i, Computed)}
-    total = sum(parts[id(i)] for i in items if isinstance(i, Computed) and not i.added)
-    if alone is not None:
-        total = speed.seconds(alone)
+    own = sum(parts[id(i)] for i in items if isinstance(i, Computed) and not i.added)
+    total = own if alone is None else speed.seconds(alone)
     scale = speed.crowding if computation is None or not total else computation / total
     clock = free = messages = owed = computing = 0.0
     arrives: dict[int, float] = {}
