@@ -39,6 +39,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamax": lambda p: torch.optim.Adamax(p, 0.05),
     "adadelta": lambda p: torch.optim.Adadelta(p, 0.5),
     "asgd": lambda p: torch.optim.ASGD(p, 0.1, t0=3),
+    "adafactor": lambda p: torch.optim.Adafactor(p, 0.05, weight_decay=0.01),
 }
 SPARSE_OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1),

@@ -160,16 +160,16 @@ def no_backward() -> Any:
     return alone(lambda x: model(x).sum()).run(rows())
 
 
-def gradients_by_hand() -> Any:
-    model, optimizer = linear()
+def packed() -> Any:
+    layer = torch.nn.LSTM(3, 2, batch_first=True)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
 
-    def step(x: torch.Tensor) -> None:
-        found = torch.autograd.grad(model(x).sum(), list(model.parameters()))
-        for parameter, gradient in zip(model.parameters(), found, strict=True):
-            parameter.grad = gradient
+    def step(x: torch.Tensor, lengths: torch.Tensor) -> None:
+        together = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, True, False)
+        layer(together)[1][0].sum().backward()
         optimizer.step()
 
-    return alone(step).run(rows())
+    return alone(step).run(torch.ones(2, 4, 3), torch.tensor([4, 2]))
 
 
 def all_frozen() -> Any:
@@ -277,7 +277,7 @@ STEPS: dict[str, tuple[Callable[[], Any], type[ParallaxError], tuple[str, ...]]]
     ),
     "no model": (nothing_found, ModelError, ("reaches no model", "model=model")),
     "no backward": (no_backward, ModelError, ("without a backward pass", "loss.backward()")),
-    "autograd.grad": (gradients_by_hand, ModelError, ("no parameter received", "autograd.grad")),
+    "packed": (packed, UnsupportedError, ("packs sequences", "padded batch", "lengths - 1")),
     "all frozen": (all_frozen, ModelError, ("nothing to train", "requires_grad_(True)")),
     "no parameters": (no_parameters, ModelError, ("nothing to train", "model=model")),
     "never cleared": (
@@ -296,11 +296,6 @@ STEPS: dict[str, tuple[Callable[[], Any], type[ParallaxError], tuple[str, ...]]]
         with_optimizer(torch.optim.LBFGS),
         UnsupportedError,
         ("'optimizer' is LBFGS", "such as Adam or SGD"),
-    ),
-    "Adafactor": (
-        with_optimizer(torch.optim.Adafactor),
-        DataDependentError,
-        ("The optimizer Adafactor decides by values", "such as AdamW"),
     ),
     "GradScaler": (
         lambda: scaled(True),

@@ -350,8 +350,7 @@ def _no_backward(objects: StepObjects) -> ModelError:
         )
     return ModelError(
         "The step ran without a backward pass: no parameter received a gradient.",
-        hint="call loss.backward() in the step; gradients from torch.autograd.grad are not "
-        "gradients of variables to parallax.",
+        hint="call loss.backward() in the step, or torch.autograd.grad without create_graph.",
     )
 
 

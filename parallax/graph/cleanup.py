@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 from torch.fx.graph import CodeGen
 
+from parallax.graph.backwards import keep_marks_in_use
 from parallax.graph.operations import is_random, is_view
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
@@ -15,7 +16,6 @@ from parallax.ops import marks
 aten: Any = torch.ops.aten
 
 _SAME_VALUE = {aten.detach.default, aten.alias.default}
-_ADD = {aten.add.Tensor, aten.add_.Tensor}
 
 
 def clean(step: StepGraph) -> None:
@@ -23,7 +23,8 @@ def clean(step: StepGraph) -> None:
     step.graph.set_codegen(CodeGen())
     _read_numbers_directly(step)
     _drop_no_ops(step.graph)
-    _keep_last_marks(step.graph)
+    remove_dead(step.graph)  # which may be all that reads a gradient
+    keep_marks_in_use(step.graph)
     _drop_copies_before_marks(step.graph)
     remove_dead(step.graph)
     _drop_unused_inputs(step)
@@ -50,24 +51,6 @@ def _drop_no_ops(graph: torch.fx.Graph) -> None:
     for node in reversed(list(graph.nodes)):
         if "profiler" in str(node.target) and node.op == "call_function" and not node.users:
             graph.erase_node(node)
-
-
-def _keep_last_marks(graph: torch.fx.Graph) -> None:
-    """Of gradients that are accumulated over several backward passes, only the sum is one."""
-    for node in list(graph.nodes):
-        if node.target is not marks.GRADIENT:
-            continue
-        for user in node.users:
-            if (
-                user.target in _ADD
-                and user.args[0] is node
-                and any(
-                    u.target is marks.GRADIENT and u.args[1] == node.args[1] for u in user.users
-                )
-            ):
-                node.replace_all_uses_with(node.args[0])
-                graph.erase_node(node)
-                break
 
 
 def _drop_copies_before_marks(graph: torch.fx.Graph) -> None:

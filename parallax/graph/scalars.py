@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import traceback
-import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,17 +39,6 @@ def _emptiness(expression: Any) -> Any:
         if inner.name == "__bool__" and not is_internal(outer.filename):
             return None
     return sympy.false if isinstance(expression, sympy.Eq) else sympy.true
-
-
-def _deciding_optimizer() -> str | None:
-    """The optimizer of torch whose code runs now, None in the user's own code."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and is_internal(frame.f_code.co_filename):
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, torch.optim.Optimizer):
-            return type(owner).__name__
-        frame = frame.f_back
-    return None
 
 
 @dataclass(frozen=True)
@@ -135,15 +122,6 @@ class ScalarEnv(ShapeEnv):
         return symbol in self.size_like
 
     def _refusal(self, expression: Any) -> DataDependentError:
-        optimizer = _deciding_optimizer()
-        if optimizer is not None:
-            return DataDependentError(
-                f"The optimizer {optimizer} decides by values of tensors how to update, so the "
-                "step is not one graph.",
-                hint="use an optimizer that computes the same way for all values, such as AdamW, "
-                "Adagrad or SGD.",
-                where=user_line(),
-            )
         return DataDependentError(
             "Python control flow or conversion in the step depends on the values of tensors "
             f"(condition: {expression}), so the step is not one graph.",
@@ -153,14 +131,17 @@ class ScalarEnv(ShapeEnv):
         )
 
     def _node_of(self, symbol: Any) -> torch.fx.Node | None:
+        import sympy
+
         if self._tracer is None:
             return None
         for node in reversed(self._tracer.graph.nodes):
             value = node.meta.get("val")
-            if (
-                isinstance(value, torch.SymFloat | torch.SymInt)
-                and getattr(value.node, "expr", None) == symbol
-            ):
+            if not isinstance(value, torch.SymFloat | torch.SymInt | torch.SymBool):
+                continue
+            # A truth value that is read from a tensor is a symbol's being one.
+            read = sympy.Eq(symbol, 1) if isinstance(value, torch.SymBool) else symbol
+            if getattr(value.node, "expr", None) == read:
                 return node  # type: ignore[no-any-return]
         return None
 
@@ -212,28 +193,49 @@ def _precedes(
 
 @contextlib.contextmanager
 def symbolic_math() -> Iterator[None]:
-    """Let ``math.sqrt`` and ``torch.as_tensor`` of a symbol stay symbolic (SparseAdam, ASGD)."""
-    sqrt, as_tensor, tensor = math.sqrt, torch.as_tensor, torch.tensor
+    """Let functions of Python's numbers take symbols too, where torch's optimizers call them.
 
-    def symbolic_sqrt(value: Any) -> Any:
-        return torch.sym_sqrt(value) if _is_symbol(value) else sqrt(value)
-
-    def lifting(original: Any) -> Any:
-        def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if not _is_symbol(data):
-                return original(data, *args, **kwargs)  # type: ignore[no-any-return]
-            if "dtype" not in kwargs and not args:
-                floating = isinstance(data, torch.SymFloat)
-                kwargs["dtype"] = torch.get_default_dtype() if floating else torch.int64
-            return torch.scalar_tensor(data, *args, **kwargs)
-
-        return make
-
-    math.sqrt, torch.as_tensor, torch.tensor = symbolic_sqrt, lifting(as_tensor), lifting(tensor)
+    ``math.sqrt`` and ``torch.as_tensor`` (SparseAdam, ASGD), and ``max`` and ``min`` in Adafactor's
+    module, which are names of its own for as long.
+    """
+    adafactor: Any = torch.optim._adafactor
+    changed = [
+        (math, "sqrt", _or_symbolic(math.sqrt, torch.sym_sqrt)),
+        (torch, "as_tensor", _lifting(torch.as_tensor)),
+        (torch, "tensor", _lifting(torch.tensor)),
+        (adafactor, "max", _or_symbolic(max, torch.sym_max)),
+        (adafactor, "min", _or_symbolic(min, torch.sym_min)),
+    ]
+    saved = [(module, name, vars(module).get(name)) for module, name, _ in changed]
     try:
+        for module, name, function in changed:
+            setattr(module, name, function)
         yield
     finally:
-        math.sqrt, torch.as_tensor, torch.tensor = sqrt, as_tensor, tensor
+        for module, name, original in saved:
+            if original is None:
+                delattr(module, name)
+            else:
+                setattr(module, name, original)
+
+
+def _or_symbolic(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:
+    def function(*values: Any) -> Any:
+        return (symbolic if any(map(_is_symbol, values)) else plain)(*values)
+
+    return function
+
+
+def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not _is_symbol(data):
+            return original(data, *args, **kwargs)
+        if "dtype" not in kwargs and not args:
+            floating = isinstance(data, torch.SymFloat)
+            kwargs["dtype"] = torch.get_default_dtype() if floating else torch.int64
+        return torch.scalar_tensor(data, *args, **kwargs)
+
+    return make
 
 
 def _is_symbol(value: Any) -> bool:

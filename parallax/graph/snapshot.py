@@ -135,6 +135,8 @@ class Snapshot:
                 continue
             holder = id(_items_of(container)) in self._holders
             for item in _differences(name, container, copy, holder):
+                if isinstance(container, torch.nn.Module) and item == f"{name}.training":
+                    continue  # Where the step calls train() or eval(), every capture does.
                 found[self._with_line(item, name)] = None
         return list(found)
 

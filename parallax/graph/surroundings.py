@@ -18,6 +18,8 @@ from parallax.graph.scalars import symbolic_math
 from parallax.graph.state import Leaf
 from parallax.graph.torch_internals import (
     FakeTensorMode,
+    gradients_through,
+    without_dynamo,
     without_foreach,
     without_fused_rnn,
     without_set_data,
@@ -67,11 +69,15 @@ def prepared(
             )
         for scheduler in objects.schedulers.values():
             scheduler.step = _recorder(scheduler, recording)  # type: ignore[method-assign]
+        stack.enter_context(gradients_through(_marking(tensors, recording)))
         stack.enter_context(_watch_zero_grad(recording))
         stack.enter_context(_watch_output(recording))
         stack.enter_context(without_set_data(_set_data_refusal))
         stack.enter_context(_random_state_as_ops())
         stack.enter_context(_sparse_padding_by_mask())
+        stack.enter_context(_no_packed_sequences())
+        stack.enter_context(_unchecked_distributions())
+        stack.enter_context(without_dynamo())
         stack.enter_context(without_foreach())
         stack.enter_context(symbolic_math())
         stack.enter_context(without_fused_rnn())
@@ -92,6 +98,24 @@ def _mark(leaf: Leaf, recording: Recording, left: torch.Tensor | None) -> Any:
     leaf.value._post_accumulate_grad_hooks = None
     leaf.value.register_post_accumulate_grad_hook(hook)
     return _Unmark(leaf.value)
+
+
+def _marking(
+    tensors: Sequence[Leaf], recording: Recording
+) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]:
+    """Mark what ``torch.autograd.grad`` returns for variables."""
+    # The fields of a stand-in may be swapped, the object of a variable stays.
+    names = {id(leaf.value): leaf.name for leaf in tensors if leaf.kind == "parameter"}
+
+    def see(source: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        name = names.get(id(source))
+        if name is None or gradient is None:
+            return gradient
+        recording.marked.add(name)
+        marked: torch.Tensor = marks.gradient(gradient, name)
+        return marked
+
+    return see
 
 
 @dataclass
@@ -172,6 +196,43 @@ def _set_data_refusal() -> UnsupportedError:
         hint="change it in place: with torch.no_grad(): parameter.copy_(value).",
         where=user_line(),
     )
+
+
+@contextlib.contextmanager
+def _no_packed_sequences() -> Iterator[None]:
+    """Refuse sequences of several lengths in one tensor, whose sizes are values of the batch."""
+
+    def refuse(*args: Any) -> Any:
+        raise UnsupportedError(
+            "The step packs sequences (pack_padded_sequence): how many there are of each length "
+            "depends on values of the batch, so the step is not one graph.",
+            hint="give the recurrent layer the padded batch and mask what follows; of a layer that "
+            "reads forward, outputs[torch.arange(len(lengths)), lengths - 1] are the last ones.",
+            where=user_line(),
+        )
+
+    module: Any = torch._VF
+    original = vars(module).get("_pack_padded_sequence")
+    module._pack_padded_sequence = refuse
+    try:
+        yield
+    finally:
+        if original is None:
+            del module._pack_padded_sequence
+        else:
+            module._pack_padded_sequence = original
+
+
+@contextlib.contextmanager
+def _unchecked_distributions() -> Iterator[None]:
+    """Leave out what ``torch.distributions`` asks of values, as under ``python -O``."""
+    kind = torch.distributions.Distribution
+    checked = kind._validate_args
+    kind.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        kind.set_default_validate_args(checked)
 
 
 @contextlib.contextmanager

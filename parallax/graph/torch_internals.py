@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import proxy_tensor
@@ -33,12 +34,14 @@ __all__ = [
     "fake_like",
     "fake_mode",
     "get_proxy_mode",
+    "gradients_through",
     "new_size",
     "outside_tracing",
     "raw_ptr_ranges",
     "replace_tensor",
     "swapped",
     "trace",
+    "without_dynamo",
     "without_foreach",
     "without_fused_rnn",
     "without_set_data",
@@ -46,11 +49,21 @@ __all__ = [
 
 
 class _CaptureMode(FakeTensorMode):
-    """Adds what torch cannot describe: rows added to, or read from, a dense tensor by COO ids."""
+    """Adds what torch cannot describe.
+
+    Rows added to, or read from, a dense tensor by COO ids; CTC's loss, whose backward pass is
+    handed a tensor that the longest target gives its size, here as long as one can be.
+    """
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ADD_ROWS and len(args) > 1 and _is_rows(args[1]) and not _is_rows(args[0]):
             return args[0]
+        if func is torch.ops.aten._ctc_loss.Tensor:
+            scores, targets = args[:2]
+            steps, batch = scores.shape[:2]
+            return scores.new_empty(batch), scores.new_empty(
+                (batch, steps, 2 * targets.shape[-1] + 1)
+            )
         if func is torch.ops.aten.sparse_mask.default and not _is_rows(args[0]):
             dense, mask = args
             ids = mask._indices()
@@ -178,6 +191,47 @@ def without_fused_rnn() -> Iterator[None]:
         yield
     finally:
         torch._C._set_mkldnn_enabled(enabled)
+
+
+@contextlib.contextmanager
+def gradients_through(
+    see: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None],
+) -> Iterator[None]:
+    """Let ``see(input, gradient)`` replace what ``torch.autograd.grad`` gives for each input.
+
+    Gradients that are differentiated further (``create_graph``) stay as they are, and so do those
+    of a batch of output gradients.
+    """
+    module: Any = torch.autograd
+    run = module._engine_run_backward
+
+    def seen(
+        outputs: Any,
+        gradients: Any,
+        retain: Any,
+        further: bool,
+        inputs: Any = (),
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        found = run(outputs, gradients, retain, further, inputs, *args, **kwargs)
+        batched = torch._C._functorch.is_legacy_batchedtensor
+        if further or kwargs.get("accumulate_grad") or any(map(batched, gradients)):
+            return found
+        return tuple(see(one, gradient) for one, gradient in zip(inputs, found, strict=True))
+
+    module._engine_run_backward = seen
+    try:
+        yield
+    finally:
+        module._engine_run_backward = run
+
+
+@contextlib.contextmanager
+def without_dynamo() -> Iterator[None]:
+    """Record what the user has compiled by ``torch.compile`` as the Python that it was."""
+    with dynamo_config.patch(error_on_nested_fx_trace=False):
+        yield
 
 
 @contextlib.contextmanager

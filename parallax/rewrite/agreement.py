@@ -128,7 +128,8 @@ def _error(leaf: Leaf, node: Node) -> VariableError:
         f"follows from this worker's batch or random numbers ({operation}): workers would drift "
         "apart.",
         hint="change parameters by an optimizer, from gradients of loss.backward(), or by values "
-        "that do not depend on the batch; keep such state in a buffer instead.",
+        "that do not depend on the batch; keep such state in a buffer instead. A learning rate is "
+        "set outside the step, before runner.run(), not passed with the batch.",
         where=_line(node),
     )
 
