@@ -6,6 +6,7 @@ wrap a model get the same parts; parallax gets them as one step.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -75,8 +76,8 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def momentum(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, weight_decay=5e-4)
+def momentum(parameters: Iterable[nn.Parameter], rate: float = 0.01) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=rate, momentum=0.9, weight_decay=5e-4)
 
 
 def nothing(model: nn.Module) -> list[nn.Parameter]:
@@ -212,7 +213,9 @@ def nmt(
     )
 
 
-def classification(name: str, model: Callable[[], nn.Module], side: int, batch: int) -> Training:
+def classification(
+    name: str, model: Callable[[], nn.Module], side: int, batch: int, rate: float = 0.01
+) -> Training:
     """A network for images, by cross entropy."""
 
     def images() -> Batch:
@@ -223,15 +226,22 @@ def classification(name: str, model: Callable[[], nn.Module], side: int, batch: 
         model=lambda sparse: model(),
         loss=lambda model, x, labels: F.cross_entropy(model(x), labels),
         batch=images,
-        optimizer=momentum,
+        optimizer=functools.partial(momentum, rate=rate),
         clipped=nothing,
     )
 
 
-def vgg(*, depth: int = 11, width: int = 64, features: int = 1024, batch: int = 8) -> Training:
+def vgg(
+    *,
+    depth: int = 11,
+    width: int = 64,
+    features: int = 1024,
+    batch: int = 8,
+    rate: float = 0.01,
+) -> Training:
     """VGG for images of 32 x 32 pixels, without dropout: all systems train on the same numbers."""
     return classification(
-        "vgg", lambda: VGG(depth, 3, 10, 32, width, features, dropout=0.0), 32, batch
+        "vgg", lambda: VGG(depth, 3, 10, 32, width, features, dropout=0.0), 32, batch, rate
     )
 
 
@@ -286,7 +296,7 @@ PAPER: dict[str, Callable[[], Training]] = {
 }
 
 # Of 56 million parameters 54 million are in fully connected layers (thesis, chapter 3).
-PAPER["vgg-fc"] = lambda: vgg(width=24, features=7300)
+PAPER["vgg-fc"] = lambda: vgg(width=24, features=7300, rate=1e-5)
 
 # The same at sizes for a test.
 QUICK: dict[str, Callable[[], Training]] = {

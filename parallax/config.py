@@ -56,6 +56,8 @@ class Config:
         workers: local workers when there is neither a resource file nor a CUDA device.
         average_dense: mean (else sum) of the workers' gradients of dense variables.
         average_sparse: the same for sparse variables.
+        sync_batch_norm: BatchNorm layers normalise over the batches of all workers, as one device
+            would; also without it where a model has ``torch.nn.SyncBatchNorm``.
         redirect_path: directory that receives each worker's output as files, besides the console.
         compile: whether regions of the step are compiled by Inductor. ``"auto"``: when a run has
             computed for so long that it is likely to pay, each where it is measured to be faster;
@@ -75,6 +77,7 @@ class Config:
     workers: int = 2
     average_dense: bool = True
     average_sparse: bool = True
+    sync_batch_norm: bool = False
     redirect_path: str | None = None
     compile: CompileMode = "auto"
     seed: int | None = None
@@ -89,6 +92,7 @@ class Config:
         workers: int = 2,
         average_dense: bool = True,
         average_sparse: bool = True,
+        sync_batch_norm: bool = False,
         redirect_path: str | os.PathLike[str] | None = None,
         compile: CompileMode = "auto",
         seed: int | None = None,
@@ -111,6 +115,7 @@ class Config:
             "workers": _integer("workers", workers, 1, MAX_LOCAL_WORKERS),
             "average_dense": _boolean("average_dense", average_dense),
             "average_sparse": _boolean("average_sparse", average_sparse),
+            "sync_batch_norm": _boolean("sync_batch_norm", sync_batch_norm),
             "redirect_path": _directory("redirect_path", redirect_path),
             "compile": _one_of("compile", compile, COMPILE_MODES),
             "seed": None if seed is None else _integer("seed", seed, 0, 2**63 - 1),

@@ -15,7 +15,7 @@ from torch import nn
 from parallax.config import Config
 from parallax.errors import BatchError, CheckpointError
 from parallax.graph.discovery import discover
-from parallax.ops.resources import BucketEntry, BucketsSpec
+from parallax.ops.specs import BucketEntry, BucketsSpec
 from parallax.runtime.comm import World, digest
 from parallax.runtime.control import StepControl
 from parallax.runtime.dense import Buckets

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from parallax.ops.resources import TableSpec
+from parallax.ops.specs import TableSpec
 from parallax.rewrite.synchronizers import rows as rows_pass
 from parallax.runtime import rows as row_exchange
 from parallax.runtime.comm import World

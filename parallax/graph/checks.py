@@ -13,7 +13,7 @@ from parallax.errors import BatchError, ModelError, UnsupportedError, VariableEr
 from parallax.graph.discovery import StepObjects
 from parallax.graph.state import Leaf, leaves, parameter_names
 from parallax.graph.torch_internals import raw_ptr_ranges
-from parallax.graph.user_code import source_line
+from parallax.graph.user_code import line_of
 
 _TRAINABLE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _QUASI = (torch.optim.LBFGS,)
@@ -59,14 +59,13 @@ def _check_module(name: str, module: torch.nn.Module) -> None:
 
 def max_norm_error(what: str, node: torch.fx.Node | None = None) -> UnsupportedError:
     """Why a lookup with max_norm is refused, at the user's line that made ``node``."""
-    place = None if node is None else node.meta.get("user_place")
     return UnsupportedError(
         f"{what[0].upper()}{what[1:]} has max_norm, which rewrites the rows that a batch looks up "
         "during the forward pass: every worker would rewrite others.",
         hint="drop max_norm and normalise the looked-up rows instead, "
         "torch.nn.functional.normalize(embedding(ids), dim=-1) * max_norm; or clip rows after "
         "optimizer.step().",
-        where=None if place is None else source_line(*place),
+        where=line_of(node),
     )
 
 
@@ -198,11 +197,13 @@ def check_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             )
 
 
-def batch_norms(objects: StepObjects) -> list[str]:
+def batch_norms(
+    objects: StepObjects, kind: type[torch.nn.Module] = torch.nn.modules.batchnorm._BatchNorm
+) -> list[str]:
     """Names of modules in training that normalise over the batch, which workers divide."""
     return [
         f"{root}.{path}" if path else root
         for root, model in objects.models.items()
         for path, module in model.named_modules()
-        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.training
+        if isinstance(module, kind) and module.training
     ]

@@ -75,6 +75,7 @@ def prepared(
         stack.enter_context(without_set_data(_set_data_refusal))
         stack.enter_context(_random_state_as_ops())
         stack.enter_context(_sparse_padding_by_mask())
+        stack.enter_context(_plain_batch_norms())
         stack.enter_context(_no_packed_sequences())
         stack.enter_context(_unchecked_distributions())
         stack.enter_context(without_dynamo())
@@ -196,6 +197,18 @@ def _set_data_refusal() -> UnsupportedError:
         hint="change it in place: with torch.no_grad(): parameter.copy_(value).",
         where=user_line(),
     )
+
+
+@contextlib.contextmanager
+def _plain_batch_norms() -> Iterator[None]:
+    """Record ``SyncBatchNorm`` as BatchNorm; rewriting lets both normalise over all workers."""
+    synchronized: Any = torch.nn.SyncBatchNorm
+    original = synchronized.forward
+    synchronized.forward = torch.nn.modules.batchnorm._BatchNorm.forward
+    try:
+        yield
+    finally:
+        synchronized.forward = original
 
 
 @contextlib.contextmanager

@@ -57,3 +57,9 @@ def user_place() -> tuple[str, int] | None:
 def source_line(file: str, line: int) -> SourceLine:
     """A place with its text."""
     return SourceLine(file, line, linecache.getline(file, line).strip())
+
+
+def line_of(node: torch.fx.Node | None) -> SourceLine | None:
+    """The user's line that made a node of a captured graph."""
+    place = None if node is None else node.meta.get("user_place")
+    return None if place is None else source_line(*place)

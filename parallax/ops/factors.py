@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 import torch
 
 from parallax.ops.patches import as_matrices
-from parallax.ops.resources import MessageSpec, effect
+from parallax.ops.resources import effect
+from parallax.ops.specs import MessageSpec
 
 aten: Any = torch.ops.aten
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from parallax.ops.resources import MessageSpec
+from parallax.ops.specs import MessageSpec
 
 
 @dataclass(frozen=True)

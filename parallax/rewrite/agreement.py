@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.errors import SourceLine, UnsupportedError, VariableError
+from parallax.errors import UnsupportedError, VariableError
 from parallax.graph.operations import is_random, is_write
 from parallax.graph.state import Leaf
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.user_code import source_line
+from parallax.graph.user_code import line_of
 from parallax.ops import marks
 
 aten: Any = torch.ops.aten
@@ -82,7 +82,7 @@ def _check_outputs(step: StepGraph, leaves: Mapping[str, Leaf], local: set[Node]
                 "go on with different learning rates.",
                 hint="step it outside the step with a value that is equal on all workers, for "
                 "example a validation loss over all data.",
-                where=_line(value),
+                where=line_of(value),
             )
         leaf = leaves.get(output.name) if output.kind == "state" else None
         if leaf is not None and leaf.kind == "slot":
@@ -93,7 +93,7 @@ def _check_outputs(step: StepGraph, leaves: Mapping[str, Leaf], local: set[Node]
                 "with different settings.",
                 hint="use a torch.optim.lr_scheduler, or set it outside the step before "
                 "runner.run().",
-                where=_line(value),
+                where=line_of(value),
             )
 
 
@@ -130,10 +130,5 @@ def _error(leaf: Leaf, node: Node) -> VariableError:
         hint="change parameters by an optimizer, from gradients of loss.backward(), or by values "
         "that do not depend on the batch; keep such state in a buffer instead. A learning rate is "
         "set outside the step, before runner.run(), not passed with the batch.",
-        where=_line(node),
+        where=line_of(node),
     )
-
-
-def _line(node: Node) -> SourceLine | None:
-    place = node.meta.get("user_place")
-    return None if place is None else source_line(*place)

@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 from parallax.graph.step_graph import GraphInput, StepGraph
 from parallax.graph.torch_internals import expression
 from parallax.graph.variables import Analysis
-from parallax.ops.resources import ResourceSpec
+from parallax.ops.specs import ResourceSpec
 from parallax.strategy.data import Strategy
 from parallax.strategy.layout import RowLayout
 from parallax.strategy.registry import Synchronizer, facts

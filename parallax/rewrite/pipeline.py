@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -93,19 +93,22 @@ def prepare(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -
     return work
 
 
-def rewrite(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -> WorkerGraph:
+def rewrite(
+    analysis: Analysis, strategy: Strategy, worker: int, workers: int, first: Sequence[Pass] = ()
+) -> WorkerGraph:
     """The graph of one worker. The step of ``analysis`` is used up.
 
     Args:
         analysis: the captured step and what is known of its variables.
         strategy: how each variable is synchronised.
         worker, workers: which worker the graph is for, of how many.
+        first: passes before those of the strategy.
     """
     work = prepare(analysis, strategy, worker, workers)
     if workers == 1:
         work.strategy = for_one_worker(work)
     names = {choice.synchronizer for choice in work.strategy.variables.values()}
-    for one_pass in passes(names):
+    for one_pass in (*first, *passes(names)):
         one_pass(work)
     step = work.step
     remove_dead(step.graph)

@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 
 from parallax.graph.operations import returned_input
 from parallax.ops.kernels import OPERATIONS
-from parallax.ops.resources import ResourceSpec
+from parallax.ops.specs import ResourceSpec
 from parallax.rewrite.tensor_numbers import as_number, is_number, tensor_form, to_tensor
 
 Kind = Literal["input", "computed", "replayed", "remade"]

@@ -24,7 +24,8 @@ from parallax.graph.cleanup import is_effect
 from parallax.graph.operations import is_random, is_view, returned_input, written_inputs
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.kernels import OPERATIONS
-from parallax.ops.resources import BucketsSpec, ResourceSpec, put_gradient
+from parallax.ops.resources import put_gradient
+from parallax.ops.specs import BucketsSpec, ResourceSpec
 from parallax.rewrite.region_graphs import Cutting, Kind, Region, build
 from parallax.rewrite.tensor_numbers import is_arithmetic, is_number, tensor_form
 

@@ -9,14 +9,8 @@ from torch.fx import Node
 
 from parallax.graph.layout import Component, Reduction
 from parallax.graph.operations import is_write
-from parallax.ops.resources import (
-    CombineSpec,
-    PullSpec,
-    ReductionSpec,
-    combine,
-    partial_reduction,
-    pull_values,
-)
+from parallax.ops.resources import combine, partial_reduction, pull_values
+from parallax.ops.specs import CombineSpec, PullSpec, ReductionSpec
 from parallax.rewrite.context import Rewriting
 from parallax.strategy.layout import RowLayout
 from parallax.strategy.registry import facts

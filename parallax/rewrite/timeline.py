@@ -18,6 +18,7 @@ from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Variable
 from parallax.ops import resources as ops
 from parallax.ops.factors import update_by_product
+from parallax.ops.specs import ResourceSpec, RowsSpec, TableSpec
 from parallax.rewrite.context import WorkerGraph
 from parallax.strategy.data import Strategy
 from parallax.strategy.registry import facts
@@ -37,7 +38,7 @@ SORTED = 500
 class _Reading:
     """The timeline so far, and which messages are under way."""
 
-    resources: Mapping[str, ops.ResourceSpec]
+    resources: Mapping[str, ResourceSpec]
     variables: Mapping[str, Variable]
     workers: int
     items: list[Item] = field(default_factory=list)
@@ -58,7 +59,7 @@ class _Reading:
 
     def work(
         self,
-        tables: Sequence[ops.TableSpec],
+        tables: Sequence[TableSpec],
         nodes: int,
         passes: int,
         sorts: int = 0,
@@ -219,7 +220,7 @@ def _push_bags(reading: _Reading, node: Node, spec: Any) -> None:
 def _receive(reading: _Reading, node: Node, spec: Any) -> None:
     started: Any = node.args[1]
     reading.items += [Awaited(number) for number in reading.numbers[started]]
-    copies, rows = 1, isinstance(spec, ops.RowsSpec)
+    copies, rows = 1, isinstance(spec, RowsSpec)
     if rows and not spec.sharded:
         copies = reading.workers  # the rows of all workers come, and are sorted then
     reading.work(spec.tables, RECEIVING, 3 * copies, copies - 1, together=not rows)

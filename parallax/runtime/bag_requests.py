@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from parallax.ops.resources import BagFeature, BagsSpec, TableSpec
+from parallax.ops.specs import BagFeature, BagsSpec, TableSpec
 from parallax.runtime.grouping import Grouped, Memo, group, spread, starts_of, sum_rows
 from parallax.runtime.row_ids import bad_row
 

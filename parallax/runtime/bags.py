@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from parallax.ops.resources import BagsSpec
+from parallax.ops.specs import BagsSpec
 from parallax.runtime.bag_requests import Asked, BagRequests, Family, Offsets, families
 from parallax.runtime.bag_service import BagService, Served
 from parallax.runtime.comm import Pending, World

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from parallax.errors import UnsupportedError
-from parallax.ops.resources import BucketEntry, BucketsSpec, CombineSpec, PullSpec, ReductionSpec
+from parallax.ops.specs import BucketEntry, BucketsSpec, CombineSpec, PullSpec, ReductionSpec
 from parallax.runtime.background import Later
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import FLOATS, StepControl

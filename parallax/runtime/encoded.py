@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from parallax.ops.resources import BucketEntry
+from parallax.ops.specs import BucketEntry
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import StepControl
 from parallax.strategy.encoders import Encoder

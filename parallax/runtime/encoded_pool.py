@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from parallax.ops.resources import BucketEntry
+from parallax.ops.specs import BucketEntry
 from parallax.runtime.comm import World
 from parallax.runtime.control import StepControl
 from parallax.runtime.encoded import EncodedBucket

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from parallax.ops.resources import BucketEntry
+from parallax.ops.specs import BucketEntry
 from parallax.runtime.comm import World
 from parallax.runtime.control import FLOATS, StepControl
 from parallax.runtime.encoded import LATER, PURPOSE, EncodedBucket, keep

@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
-from parallax.ops.resources import ResourceSpec
+from parallax.ops.specs import ResourceSpec
 from parallax.rewrite.region_graphs import Region
 from parallax.rewrite.regions import cut
 from parallax.runtime.state_table import StateTable

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from parallax.ops.factors import FactorsSpec
-from parallax.ops.resources import (
+from parallax.ops.specs import (
     BagsSpec,
+    BatchNormsSpec,
     BucketsSpec,
     CombineSpec,
     OwnSpec,
@@ -17,6 +18,7 @@ from parallax.ops.resources import (
 )
 from parallax.ops.values import GatherSpec
 from parallax.runtime.bags import BagExchange
+from parallax.runtime.batch_norms import BatchNorms
 from parallax.runtime.comm import World
 from parallax.runtime.control import StepControl
 from parallax.runtime.dense import Buckets, Combiner, ValuePull
@@ -60,6 +62,8 @@ class ResourcePool:
             return Buckets(spec, self._world, self._control, self.encoded)
         if isinstance(spec, PullSpec):
             return ValuePull(spec, self._world)
+        if isinstance(spec, BatchNormsSpec):
+            return BatchNorms(spec, self._world)
         if isinstance(spec, RowIdsSpec):
             return RowIdCheck(spec, self._control)
         assert isinstance(spec, CombineSpec)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from parallax.ops.resources import RowIdsSpec, TableSpec
+from parallax.ops.specs import RowIdsSpec, TableSpec
 from parallax.runtime.control import StepControl, row_id_error
 
 

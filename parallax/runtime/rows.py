@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from parallax.ops.resources import RowsSpec, TableSpec, Way
+from parallax.ops.specs import RowsSpec, TableSpec, Way
 from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import StepControl
 from parallax.runtime.grouping import Grouped, group

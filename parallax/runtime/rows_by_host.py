@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from parallax.ops.resources import RowsSpec
+from parallax.ops.specs import RowsSpec
 from parallax.runtime.comm import World
 from parallax.runtime.control import INTEGERS, StepControl
 from parallax.runtime.id_messages import exchange_ids

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn import SyncBatchNorm
 
 from parallax.cluster.network import Network
 from parallax.config import Config
@@ -21,6 +22,7 @@ from parallax.graph.sizes import Place
 from parallax.graph.state import Leaf, aliases
 from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
+from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import WorkerGraph
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import computation_alone, timeline
@@ -214,11 +216,12 @@ class Runner:
         """This worker's graph by the strategy, which the first graph decides."""
         strategy = self._decide(analysis)
         network, speed, variables = self._network, self._speed, analysis.variables
-        if network is None or speed is None:
-            rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
-        else:
-            alone = computation_alone(analysis.step, variables)  # which is rewritten then
-            rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers)
+        first = [over_all_workers(self._config.average_dense)] if self._one_batch_norm() else []
+        known = network is not None and speed is not None
+        # Of the captured step, which rewriting uses up.
+        alone = computation_alone(analysis.step, variables) if known else None
+        rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers, first)
+        if alone is not None and network is not None and speed is not None:
             items = timeline(rewritten, variables, strategy)
             self._expected = ExpectedStep(items, alone, strategy, network, speed)
         self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
@@ -316,11 +319,16 @@ class Runner:
         usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
         self._control.usual_weight = usual
 
+    def _one_batch_norm(self) -> bool:
+        """Whether layers that normalise over the batch do so over those of all workers."""
+        return self._config.sync_batch_norm or bool(batch_norms(self._objects, SyncBatchNorm))
+
     def _warn_of_batch_norms(self) -> None:
-        if norms := batch_norms(self._objects):
+        if (norms := batch_norms(self._objects)) and not self._one_batch_norm():
             logger.warning(
                 "BatchNorm normalises over each worker's own batch, so results depend on the "
-                "number of workers (%s); GroupNorm or LayerNorm do not.",
+                "number of workers (%s); parallax.Config(sync_batch_norm=True) makes them those of "
+                "one device, and GroupNorm or LayerNorm need no messages for it.",
                 ", ".join(norms[:3]) + (", ..." if len(norms) > 3 else ""),
             )
 

@@ -11,14 +11,8 @@ from torch.fx import Node
 
 from parallax.graph.lookups import Lookup, bag_of
 from parallax.graph.variables import Variable
-from parallax.ops.resources import (
-    BagFeature,
-    BagsSpec,
-    pull_bags,
-    pulled_bags,
-    push_bags,
-    receive_bags,
-)
+from parallax.ops.resources import pull_bags, pulled_bags, push_bags, receive_bags
+from parallax.ops.specs import BagFeature, BagsSpec
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.early import known_early
 from parallax.rewrite.synchronizers.sparse import (

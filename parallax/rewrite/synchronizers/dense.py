@@ -10,7 +10,8 @@ from torch.fx import Node
 
 from parallax.graph.variables import Variable
 from parallax.ops.reductions import remote_share
-from parallax.ops.resources import BucketEntry, BucketsSpec, put_gradient, wait_gradients
+from parallax.ops.resources import put_gradient, wait_gradients
+from parallax.ops.specs import BucketEntry, BucketsSpec
 from parallax.rewrite.context import Rewriting
 from parallax.strategy.cost import gradient_bytes, summed_bytes
 from parallax.strategy.data import VariableStrategy, everyone

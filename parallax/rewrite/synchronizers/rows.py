@@ -17,14 +17,8 @@ from parallax.graph.lookups import (
     with_rows,
 )
 from parallax.graph.variables import Variable, is_empty, origin
-from parallax.ops.resources import (
-    RowsSpec,
-    pull_rows,
-    pulled_rows,
-    push_rows,
-    receive_rows,
-    unique_rows,
-)
+from parallax.ops.resources import pull_rows, pulled_rows, push_rows, receive_rows, unique_rows
+from parallax.ops.specs import RowsSpec
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.early import known_early
 from parallax.rewrite.synchronizers.sparse import (

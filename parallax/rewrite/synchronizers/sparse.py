@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.lookups import Lookup, padding_id
-from parallax.ops.resources import TableSpec
+from parallax.ops.specs import TableSpec
 from parallax.rewrite.blocks import can_update_in_blocks
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.touched_rows import can_touch_only_rows
