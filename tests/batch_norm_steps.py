@@ -92,9 +92,9 @@ def train(
 ) -> tuple[float, dict[str, int]]:
     """How far parameters and statistics are from one device's, and the bytes that were sent."""
     parts = division or [LOCAL] * world.size
-    model, step, batches = build(name, sum(parts), kind)
-    if name == "synchronised by torch":  # which one device on the CPU refuses
-        model, step, batches = build("images", sum(parts), kind)
+    # What torch synchronises, one device on the CPU refuses.
+    alone = "images" if name == "synchronised by torch" else name
+    model, step, batches = build(alone, sum(parts), kind)
     for batch in batches:
         step(*batch)
     expected = dict(model.state_dict())

@@ -26,7 +26,7 @@ CASES: dict[str, Callable[[int], Built]] = {}
 
 
 def case(build: Callable[[int], Built]) -> Callable[[int], Built]:
-    CASES[build.__name__.strip("_")] = build
+    CASES[build.__name__] = build
     return build
 
 

@@ -7,7 +7,6 @@ and Szegedy 2015, algorithm 1 and the gradients of section 3).
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -117,6 +116,6 @@ def _replace_backward(work: Rewriting, norms: Node, node: Node, parts: list[Node
 
 
 def _part(work: Rewriting, source: Node, number: int) -> Node:
-    part = work.graph.call_function(operator.getitem, (source, number))
+    part = work.item(source, number)
     part.meta["val"] = source.meta["val"][number]
     return part

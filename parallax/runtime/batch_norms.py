@@ -83,7 +83,8 @@ class BatchNorms:
         has, and how many rows."""
         rows, channels = values.shape[:2]
         elements = values.numel() // max(channels, 1)
-        sent = torch.cat([*by_channel, by_channel[0].new_tensor([elements, rows])]).double()
+        numbers = torch.cat(by_channel).double()  # which count exactly
+        sent = torch.cat([numbers, numbers.new_tensor([elements, rows])])
         received = sent.new_empty(self.world.size * len(sent))
         self.world.all_gather(received, sent, "batch norms").wait()
         table = received.view(self.world.size, -1)

@@ -217,11 +217,10 @@ class Runner:
         strategy = self._decide(analysis)
         network, speed, variables = self._network, self._speed, analysis.variables
         first = [over_all_workers(self._config.average_dense)] if self._one_batch_norm() else []
-        known = network is not None and speed is not None
         # Of the captured step, which rewriting uses up.
-        alone = computation_alone(analysis.step, variables) if known else None
+        alone = computation_alone(analysis.step, variables) if network and speed else None
         rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers, first)
-        if alone is not None and network is not None and speed is not None:
+        if network and speed and alone:
             items = timeline(rewritten, variables, strategy)
             self._expected = ExpectedStep(items, alone, strategy, network, speed)
         self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))

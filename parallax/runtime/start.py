@@ -142,10 +142,8 @@ def describe_settings(config: Config) -> list[str]:
     strategy = config.strategy
     if not (strategy is None or isinstance(strategy, str | Path)):
         strategy = type(strategy).__name__
-    names = (
-        *("average_dense", "average_sparse", "sync_batch_norm"),
-        *("search_partitions", "compile"),
-    )
+    averages = ("average_dense", "average_sparse", "sync_batch_norm")
+    names = (*averages, "search_partitions", "compile")
     lines = [f"{name}={getattr(config, name)!r}" for name in names]
     return [f"run_option={config.run_option!r}", f"strategy={str(strategy)!r}", *lines]
 
