@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from parallax.graph.replaced import replaced
 from parallax.ops.gru import gru
 from parallax.ops.recurrent import lstm, onednn_lstm
 from parallax.ops.rnn import rnn
@@ -33,18 +34,9 @@ def whole_layers() -> Iterator[None]:
     PyTorch.
     """
     modules: tuple[Any, ...] = (torch, torch._VF)
-    saved = {(module, name): vars(module).get(name) for module in modules for name in LAYERS}
     recording = {name: _recording(getattr(torch, name), layer) for name, layer in LAYERS.items()}
-    try:
-        for module, name in saved:
-            setattr(module, name, recording[name])
+    with replaced(*((m, name, function) for m in modules for name, function in recording.items())):
         yield
-    finally:
-        for (module, name), value in saved.items():
-            if value is None:
-                delattr(module, name)
-            else:
-                setattr(module, name, value)
 
 
 def _recording(original: Callable[..., Any], layer: Layer) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ import torch
 
 from parallax.errors import DataDependentError
 from parallax.graph.operations import is_random
+from parallax.graph.replaced import replaced
 from parallax.graph.torch_internals import (
     GuardOnDataDependentSymNode,
     ShapeEnv,
@@ -199,24 +200,14 @@ def symbolic_math() -> Iterator[None]:
     module, which are names of its own for as long.
     """
     adafactor: Any = torch.optim._adafactor
-    changed = [
+    with replaced(
         (math, "sqrt", _or_symbolic(math.sqrt, torch.sym_sqrt)),
         (torch, "as_tensor", _lifting(torch.as_tensor)),
         (torch, "tensor", _lifting(torch.tensor)),
         (adafactor, "max", _or_symbolic(max, torch.sym_max)),
         (adafactor, "min", _or_symbolic(min, torch.sym_min)),
-    ]
-    saved = [(module, name, vars(module).get(name)) for module, name, _ in changed]
-    try:
-        for module, name, function in changed:
-            setattr(module, name, function)
+    ):
         yield
-    finally:
-        for module, name, original in saved:
-            if original is None:
-                delattr(module, name)
-            else:
-                setattr(module, name, original)
 
 
 def _or_symbolic(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:

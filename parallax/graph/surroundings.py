@@ -14,6 +14,7 @@ import torch
 from parallax.errors import UnsupportedError
 from parallax.graph.discovery import StepObjects
 from parallax.graph.recurrent import whole_layers
+from parallax.graph.replaced import replaced
 from parallax.graph.scalars import symbolic_math
 from parallax.graph.state import Leaf
 from parallax.graph.torch_internals import (
@@ -202,13 +203,9 @@ def _set_data_refusal() -> UnsupportedError:
 @contextlib.contextmanager
 def _plain_batch_norms() -> Iterator[None]:
     """Record ``SyncBatchNorm`` as BatchNorm; rewriting lets both normalise over all workers."""
-    synchronized: Any = torch.nn.SyncBatchNorm
-    original = synchronized.forward
-    synchronized.forward = torch.nn.modules.batchnorm._BatchNorm.forward
-    try:
+    plain = torch.nn.modules.batchnorm._BatchNorm.forward
+    with replaced((torch.nn.SyncBatchNorm, "forward", plain)):
         yield
-    finally:
-        synchronized.forward = original
 
 
 @contextlib.contextmanager
@@ -224,16 +221,8 @@ def _no_packed_sequences() -> Iterator[None]:
             where=user_line(),
         )
 
-    module: Any = torch._VF
-    original = vars(module).get("_pack_padded_sequence")
-    module._pack_padded_sequence = refuse
-    try:
+    with replaced((torch._VF, "_pack_padded_sequence", refuse)):
         yield
-    finally:
-        if original is None:
-            del module._pack_padded_sequence
-        else:
-            module._pack_padded_sequence = original
 
 
 @contextlib.contextmanager
