@@ -12,7 +12,8 @@ from torch import nn
 
 import parallax
 from parallax.errors import RowIdError
-from parallax.ops.resources import checked_ids, unique_rows
+from parallax.ops.resources import checked_ids, pull_bags, unique_rows
+from tests import bag_steps
 
 ROWS, WIDTH, STEPS = 200, 6, 6
 
@@ -79,6 +80,7 @@ def test_numbers_are_those_of_the_plain_step(optimizer: str, clip: bool) -> None
     # Adam moves every row that has a momentum; the others move touched rows only.
     narrow = optimizer != "adam"
     assert (unique_rows in _calls(runner)) is narrow
+    assert (pull_bags in _calls(runner)) is narrow
     assert runner._last is not None
     gradients = [
         node
@@ -86,6 +88,20 @@ def test_numbers_are_those_of_the_plain_step(optimizer: str, clip: bool) -> None
         if "dense_backward" in str(node.target) and node.args[2] == ROWS
     ]
     assert bool(gradients) is not narrow
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("optimizer", bag_steps.OPTIMIZERS)
+def test_bags_of_every_kind_have_the_numbers_of_the_plain_step(optimizer: str, clip: bool) -> None:
+    """Means, offsets, bags of nothing, and a table that is read twice; Adam moves all rows."""
+    expected, plain = bag_steps.build(optimizer, clip)
+    model, step = bag_steps.build(optimizer, clip)
+    runner = parallax.get_runner(step, config=parallax.Config(workers=1, seed=0))
+    for (batch,) in bag_steps.batches(1):
+        assert abs(plain(batch).item() - runner.run(batch).item()) < 1e-12
+    for one, other in zip(expected.parameters(), model.parameters(), strict=True):
+        assert (one - other).abs().max() < 1e-12
+    assert (pull_bags in _calls(runner)) is (optimizer != "adam")
 
 
 def test_a_small_table_is_updated_whole() -> None:

@@ -12,28 +12,35 @@ from parallax.rewrite.touched_rows import can_touch_only_rows
 from parallax.strategy.data import Strategy, VariableStrategy
 
 ROWS_PER_ID = 4
-"""How many times as many rows as ids a table needs for its touched rows to be worth finding."""
+"""How many times as many rows as ids a table that is not read in bags needs for its touched rows
+to be worth finding."""
 
 
 def for_one_worker(work: Rewriting) -> Strategy:
     """What the passes do for a single worker: touched rows alone are updated, where that is the
-    same as updating all of a table and less work. Nothing else is changed."""
+    same as updating all of a table and less work. Nothing else is changed.
+
+    Tables that are read in bags are read, and their rows found, all at once: their exchange does
+    with ids and rows of all tables in one operation what would be one for each.
+    """
     return Strategy(
         work.strategy.fingerprint,
         work.strategy.replicas,
-        {
-            name: VariableStrategy("allgather" if _pays(work, name) else "none", average=False)
-            for name in work.analysis.variables
-        },
+        {name: _alone(work, name) for name in work.analysis.variables},
     )
 
 
-def _pays(work: Rewriting, name: str) -> bool:
+def _alone(work: Rewriting, name: str) -> VariableStrategy:
     variable = work.analysis.variables[name]
+    usual = VariableStrategy("none", average=False)
     if not variable.sparse or not variable.trainable or variable.lazy:
-        return False
+        return usual
+    if not can_touch_only_rows(work, name, work.analysis.gradients[name]):
+        return usual
+    if variable.bags:
+        return VariableStrategy("bags", "whole", (0,), average=False)
     ids: list[Node] = [lookup.ids for lookup in work.analysis.lookups[name]]
     count = sum(math.prod(sizes_of(node.meta["val"])) for node in dict.fromkeys(ids))
     if not count or count * ROWS_PER_ID > variable.rows:
-        return False
-    return can_touch_only_rows(work, name, work.analysis.gradients[name])
+        return usual
+    return VariableStrategy("allgather", average=False)

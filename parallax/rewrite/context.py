@@ -78,7 +78,7 @@ class Rewriting:
 
     def own_rows(self, variable: str) -> int:
         """How many rows of a variable this worker updates."""
-        if facts(self.strategy.variables[variable]).sharded:
+        if self.workers > 1 and facts(self.strategy.variables[variable]).sharded:
             return self.layout(variable).local_rows(self.worker)
         return self.analysis.variables[variable].rows
 
@@ -94,6 +94,10 @@ class Rewriting:
         """Variables of whose synchroniser a condition holds."""
         chosen = self.strategy.variables.items()
         return [name for name, choice in chosen if condition(facts(choice))]
+
+    def sharded(self) -> list[str]:
+        """Variables of which every worker has a part; a single worker has all of them whole."""
+        return self.names_where(lambda one: one.sharded and self.workers > 1)
 
     def resource(self, spec: ResourceSpec, name: str) -> Node:
         """A new first input of the graph: the runtime object that ``spec`` describes."""

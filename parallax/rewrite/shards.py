@@ -20,7 +20,7 @@ aten: Any = torch.ops.aten
 
 def place_on_shards(work: Rewriting) -> None:
     """Let members of each sharded variable's component work on the owner's rows."""
-    names = work.names_where(lambda one: one.sharded)
+    names = work.sharded()
     viewed = [
         name
         for name in names
@@ -60,7 +60,7 @@ def _use_view(work: Rewriting, name: str, component: Component, shard: Node) -> 
 def combine_reductions(work: Rewriting) -> None:
     """Combine norms and other reductions over shards; those known together in one message."""
     reductions: dict[Node, Reduction] = {}
-    for name in work.names_where(lambda one: one.sharded):
+    for name in work.sharded():
         for reduction in work.analysis.components[name].reductions:
             reductions[reduction.node] = reduction
     waiting: dict[Node, Reduction] = {}
@@ -105,7 +105,7 @@ def _combine(work: Rewriting, reductions: list[Reduction], first_use: Node) -> N
 
 def pull_new_values(work: Rewriting) -> None:
     """After owners updated dense variables, bring all workers up to date before the next read."""
-    owned = work.names_where(lambda one: one.sharded and one.whole)
+    owned = [name for name in work.sharded() if facts(work.strategy.variables[name]).whole]
     wholes = {name: place for name in owned if (place := work.step.placeholder(name)) is not None}
     writers: dict[Node, list[str]] = {}
     for name in wholes:

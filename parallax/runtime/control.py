@@ -105,6 +105,8 @@ class StepControl:
         """
         words = self.integers(bad)
         heads = [[*words, *row] for row in counts]
+        if self.world.size == 1:
+            return self._checked(heads), ids
         room = self.room("rows", len(heads[0]))
         told, received = exchange_ids(self.world, room, heads, ids, lengths, purpose)
         return self._checked(told), received

@@ -11,7 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+
+_DIGIT = 16
+"""Bits of a digit that keys are sorted by."""
 
 _IN_BAGS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """What torch's operation for bags can sum."""
@@ -66,16 +70,19 @@ def group(keys: torch.Tensor, bound: int) -> Grouped:
 
 
 def _sorted(keys: torch.Tensor, bound: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys ascending, and where each was."""
-    given = len(keys)
-    bits = given.bit_length()
-    if keys.device.type != "cpu" or bound.bit_length() + bits > 62:
+    """Keys ascending, and where each was; equal ones stay as they came."""
+    if keys.device.type != "cpu":
         found = keys.sort(stable=True)
         return found.values, found.indices
-    # numpy sorts numbers ten times as fast as torch sorts numbers and their places.
-    both = (keys << bits).add_(torch.arange(given))
-    both.numpy().sort()
-    return both >> bits, both & ((1 << bits) - 1)
+    # numpy sorts numbers of 16 bits by counting: a digit at a time, lowest first, that takes a
+    # third to an eighth of what comparing them does.
+    values = keys.numpy()
+    order = np.argsort(values.astype(np.uint16), kind="stable")
+    for shift in range(_DIGIT, bound.bit_length(), _DIGIT):
+        digits = (values >> shift).astype(np.uint16)
+        order = order[np.argsort(digits[order], kind="stable")]
+    places = torch.from_numpy(order)
+    return keys.index_select(0, places), places
 
 
 def sum_rows(rows: torch.Tensor, indices: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
