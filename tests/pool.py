@@ -46,9 +46,11 @@ def _serve(
     cpu = torch.device("cpu")
     # Groups that a run would open when it needs them: here not all workers are in all worlds.
     groups = (*GROUPS, LATER)
-    worlds: dict[Any, World] = {
-        n: world_of(list(range(n)), cpu, groups=groups) for n in range(1, size + 1)
-    }
+    worlds: dict[Any, World] = {}
+    for n in range(1, size + 1):
+        world = world_of(list(range(n)), cpu, groups=groups)
+        # Two are on a host each and send everything; more are on one and share memory for sums.
+        worlds[n] = on_hosts(world, range(world.size) if n == 2 else [0] * world.size)
     for hosts in layouts:
         worlds[hosts] = on_hosts(world_of(list(range(size)), cpu, groups=groups), hosts)
     while True:

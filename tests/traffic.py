@@ -68,19 +68,26 @@ def loopback_bytes() -> int:
 
 
 def on_the_wire(world: World, run_option: str) -> dict[str, float]:
-    """Bytes per step of all workers that the network saw, and that the runtime counted."""
+    """Bytes per step of all workers that the network saw, and that the runtime counted; and those
+    that were read of shared memory."""
     runner, batch = runner_for(world, run_option, False)
+
+    def counted() -> tuple[int, int]:
+        shared = sum(world.traffic.in_memory.values())
+        return sum(runner.traffic.values()) - shared, shared
+
     for _ in range(2):
         runner.run(batch())
     world.barrier("before")
-    seen, sent = loopback_bytes(), sum(runner.traffic.values())
+    seen, (sent, shared) = loopback_bytes(), counted()
     world.barrier("read")
     for _ in range(STEPS):
         runner.run(batch())
     world.barrier("after")
-    seen, sent = loopback_bytes() - seen, sum(runner.traffic.values()) - sent
+    seen = loopback_bytes() - seen
+    sent, shared = (now - before for now, before in zip(counted(), (sent, shared), strict=True))
     world.barrier("end")
-    return {"seen": seen / STEPS, "sent": sent / STEPS}
+    return {"seen": seen / STEPS, "sent": sent / STEPS, "shared": shared / STEPS}
 
 
 def across_hosts(world: World) -> dict[str, Any]:

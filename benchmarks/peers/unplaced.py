@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -42,8 +43,8 @@ def unplaced_updates(world: World) -> Any:
         send_to_all(world, rows, "rows")
         return hand_on(table, count, ids, rows)
 
-    def wait_for_all(buckets: Buckets) -> list[torch.Tensor]:
-        gradients = wait(buckets)
+    def wait_for_all(buckets: Buckets, changed: Sequence[int] = ()) -> list[torch.Tensor]:
+        gradients = wait(buckets, changed)
         if buckets.spec.owners:
             for bucket in buckets._buckets:
                 send_to_all(world, bucket.result, "dense")

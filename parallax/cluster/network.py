@@ -41,11 +41,14 @@ class Network:
         whole: all workers.
         host: the workers of one host; None unless all hosts have equally many, more than one.
         rail: workers with the same place on every host, while all such groups exchange.
+        memory: sums by the workers of a host in memory that they share, as if each sent what others
+            read of its memory; None where they share none, or not all hosts have equally many.
     """
 
     whole: Level
     host: Level | None = None
     rail: Level | None = None
+    memory: Level | None = None
 
     @property
     def hosts(self) -> int:

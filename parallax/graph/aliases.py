@@ -29,6 +29,18 @@ def writes_to(base: Node) -> Iterator[Node]:
                 aliases.append(user)
 
 
+def is_given_away(base: Node) -> bool:
+    """Whether a tensor, or what may be a view of it, is among the results of the graph."""
+    aliases = [base]
+    for alias in aliases:
+        for user in alias.users:
+            if user.op == "output":
+                return True
+            if user.op == "call_function" and is_view(user):
+                aliases.append(user)
+    return False
+
+
 def memory_of(node: Node) -> Node:
     """Where a tensor lies that may be a view, or what an operation in place returned."""
     while node.op == "call_function":

@@ -145,9 +145,12 @@ def put_gradient(buckets: Any, index: int, gradient: torch.Tensor, piece: int = 
 
 @effect
 @fixed_sizes
-def wait_gradients(buckets: Any) -> list[torch.Tensor]:
-    """The aggregated dense gradients of a phase, after all workers agreed on it."""
-    result: list[torch.Tensor] = buckets.wait()
+def wait_gradients(buckets: Any, changed: tuple[int, ...] = ()) -> list[torch.Tensor]:
+    """The aggregated dense gradients of a phase, after all workers agreed on it.
+
+    ``changed`` says which of them the graph changes in place, or gives away: by their numbers.
+    """
+    result: list[torch.Tensor] = buckets.wait(changed)
     return result
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -26,11 +26,19 @@ from parallax.errors import PeerError
 from parallax.runtime.background import Background
 from parallax.runtime.texts import Texts
 
+if TYPE_CHECKING:
+    from parallax.runtime.host_exchange import HostExchange
+    from parallax.runtime.host_sums import HostSums
+
 SLICE = timedelta(milliseconds=200)
 TIMEOUT = timedelta(minutes=30)
 TAKE_BACK_SECONDS = 1.0
 GROUPS = ("dense", "rows")
 """Groups of all workers: what is in different ones may travel at once."""
+_IN_MEMORY = (*GROUPS, "host", "host dense")
+"""Groups whose exchanges go through shared memory if all of them are on one host."""
+_RARE = ("access", "partitions", "state")
+"""What such exchanges are not for: shared memory stays, and these are large and seldom."""
 
 
 @dataclass
@@ -40,6 +48,8 @@ class Traffic:
     sent: Counter[str] = field(default_factory=Counter)
     across: Counter[str] = field(default_factory=Counter)
     """Those of them that went to another host."""
+    in_memory: Counter[str] = field(default_factory=Counter)
+    """Those of them that others of this host read of memory that it shares; nothing sent them."""
     messages: int = 0
     """Collectives that were started."""
     waited: float = 0.0
@@ -171,6 +181,10 @@ class World:
         self.device = device
         self.hosts = tuple(hosts) or (0,) * size
         self.traffic = Traffic()
+        self.host_sums: HostSums | None = None
+        """Of the workers of this host, where they share memory."""
+        self.host_exchange: HostExchange | None = None
+        """Between them, in the same."""
         self._groups = groups or {}
         self._texts = Texts(rank, size, store)
         self.background = Background()
@@ -309,6 +323,9 @@ class World:
             useful = [count - rest for count, rest in zip(useful, spare, strict=True)]
             self._count("room", among, [rest * row for rest in spare])
         self._count(purpose, among, [count * row for count in useful])
+        in_memory = self._is_of_host(group) and purpose not in _RARE
+        if self.host_exchange is not None and in_memory:
+            return self._in_memory(received, sent, received_counts, sent_counts, purpose)
         self._give(received, sent)
         work = dist.all_to_all_single(
             received,
@@ -320,6 +337,31 @@ class World:
         )
         self.traffic.start(purpose, (sum(useful) - useful[among.place]) * row, work)
         return Pending(work, f"an exchange ({purpose})", self)
+
+    def _is_of_host(self, group: str) -> bool:
+        """Whether a group is the workers of this host, and no background's."""
+        ranks = self._groups[group].ranks
+        return group in _IN_MEMORY and list(ranks) == self.members[self.hosts[self.rank]]
+
+    def _in_memory(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_counts: Sequence[int],
+        sent_counts: Sequence[int],
+        purpose: str,
+    ) -> Pending:
+        """An exchange through memory that the workers of this host share."""
+        assert self.host_exchange is not None
+        row = math.prod(sent.shape[1:]) * sent.element_size()
+        arrives, leaves = ([count * row for count in x] for x in (received_counts, sent_counts))
+        place = self.members[self.hosts[self.rank]].index(self.rank)
+        self.traffic.messages += 1
+        self.traffic.in_memory[purpose] += sum(leaves) - leaves[place]
+        into, out = (x.view(-1).view(torch.uint8) for x in (received, sent))
+        start, own = sum(arrives[:place]), sum(leaves[:place])
+        into[start : start + arrives[place]].copy_(out[own : own + leaves[place]])
+        return self.host_exchange.start(into, out, leaves, arrives, purpose)
 
     def _count(self, purpose: str, among: Group, sent: Sequence[int]) -> None:
         """Note what goes to each worker of a group, in bytes."""

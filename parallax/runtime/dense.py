@@ -14,6 +14,7 @@ from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import FLOATS, StepControl
 from parallax.runtime.encoded import EncodedBucket
 from parallax.runtime.encoded_pool import EncodedBuckets
+from parallax.runtime.host_sums import HostArea, HostSum
 from parallax.runtime.sums import sum_by
 
 
@@ -36,6 +37,8 @@ class _Bucket:
         self.entries: list[int] = []
         self.filled = 0
         self.pending: Pending | Later | None = None
+        self.sum: HostSum | None = None
+        """How the workers of this host sum it, if they share memory."""
         self.segments: list[int] = []
         self.buffer = torch.empty(0)
         self.received = torch.empty(0)
@@ -78,6 +81,10 @@ class Buckets:
         """By gradient, where its pieces are."""
         self._storages: dict[int, torch.Tensor] = {}
         """Of gradients in pieces, the memory that these share."""
+        self._areas: dict[int, HostArea] = {}
+        """Of gradients in pieces that the host's workers sum, the same."""
+        self._own: dict[int, torch.Tensor] = {}
+        """By gradient, a sum that nobody else reads."""
         self._lay_out_encoded(encoded)
         self._lay_out()
 
@@ -121,14 +128,22 @@ class Buckets:
         """Pieces follow one another in memory, so that the gradient is whole when all arrived."""
         width = math.prod(entry.rows_first[1:])
         buckets = [_Bucket(entry, piece == entry.pieces - 1) for piece in range(entry.pieces)]
-        storage = torch.zeros(
-            entry.rows_first[0] * width + FLOATS, dtype=buckets[0].dtype, device=self.world.device
-        )
+        size, dtype = entry.rows_first[0] * width + FLOATS, buckets[0].dtype
+        area = self._area(buckets[0], size)
+        if area is None:
+            storage = torch.zeros(size, dtype=dtype, device=self.world.device)
+            self._storages[index] = storage
+        else:
+            storage = area.own
+            self._areas[index] = area
         for piece, bucket in enumerate(buckets):
             first, last = (row * width for row in entry.rows(piece))
+            last += FLOATS * bucket.has_words
             bucket.entries.append(index)
-            bucket.buffer = storage[first : last + FLOATS * bucket.has_words]
+            bucket.buffer = storage[first:last]
             bucket.segments = [len(bucket.buffer)]
+            if area is not None:
+                bucket.sum = HostSum(area, piece, first, last, crosses=bucket.by_host)
         self._places.append(
             [
                 (bucket, [(0, 0, len(bucket.buffer) - FLOATS * bucket.has_words)])
@@ -136,7 +151,16 @@ class Buckets:
             ]
         )
         self._buckets += buckets
-        self._storages[index] = storage
+
+    def _area(self, bucket: _Bucket, elements: int) -> HostArea | None:
+        """Memory for a bucket that the host's workers can sum in what they share."""
+        sums = self.world.host_sums
+        if sums is None or bucket.reduction != "auto":
+            return None
+        if not bucket.by_host and sums.links.size < self.world.size:
+            return None
+        names = " ".join(self.spec.entries[index].name for index in bucket.entries)
+        return HostArea(sums.links, f"{self.spec.phase} {names}", elements, bucket.dtype)
 
     def _lay_out_whole(self, bucket: _Bucket) -> None:
         offset = 0
@@ -148,6 +172,11 @@ class Buckets:
         parts = len(self.world.group("host").ranks) if bucket.by_host else 1
         size += -size % parts
         bucket.segments = [size]
+        area = self._area(bucket, size)
+        if area is not None:
+            bucket.sum = HostSum(area, 0, 0, size, crosses=bucket.by_host)
+            bucket.buffer = bucket.sum.buffer
+            return
         bucket.buffer = torch.zeros(size, dtype=bucket.dtype, device=self.world.device)
         if bucket.reduction == "broadcast":
             bucket.received = torch.zeros(
@@ -227,6 +256,10 @@ class Buckets:
 
     def _start(self, bucket: _Bucket) -> None:
         bucket.filled = 0
+        if bucket.sum is not None:
+            assert self.world.host_sums is not None
+            self.world.host_sums.start(bucket.sum)
+            return
         if bucket.by_host:
             self._start_by_host(bucket)
             return
@@ -271,9 +304,13 @@ class Buckets:
             bucket.buffer, bucket.received, even, even, "dense: sum", "host dense"
         ).wait()
 
-    def wait(self) -> list[torch.Tensor]:
+    def wait(self, changed: Sequence[int] = ()) -> list[torch.Tensor]:
         """See :func:`parallax.ops.resources.wait_gradients`."""
+        if self.world.host_sums is not None:
+            self.world.host_sums.wait([b.sum for b in self._buckets if b.sum is not None])
         for bucket in self._buckets:
+            if bucket.sum is not None:
+                continue
             assert bucket.pending is not None
             bucket.pending.wait()
             bucket.pending = None
@@ -294,7 +331,7 @@ class Buckets:
                 torch.sum(bucket.received.view(self.world.size, -1), 0, out=bucket.buffer)
                 bucket.result = bucket.buffer
             else:
-                bucket.result = bucket.buffer
+                bucket.result = bucket.buffer if bucket.sum is None else bucket.sum.result
             if bucket.has_words:
                 self.control.check_floats(bucket.result[-FLOATS:])
         for encoded in self._encoded:
@@ -303,17 +340,23 @@ class Buckets:
             encoded.commit()
         buckets: list[_Bucket | EncodedBucket] = [*self._buckets, *self._encoded]
         for any_bucket in buckets:
-            if any_bucket.average and self.control.correction != 1.0:
+            others_read = isinstance(any_bucket, _Bucket) and any_bucket.sum is not None
+            if any_bucket.average and self.control.correction != 1.0 and not others_read:
                 any_bucket.result.mul_(self.control.correction)
-        return [self._gradient(index) for index in range(len(self.spec.entries))]
+        to_change = set(changed)
+        return [
+            self._gradient(index, index in to_change) for index in range(len(self.spec.entries))
+        ]
 
-    def _gradient(self, index: int) -> torch.Tensor:
+    def _gradient(self, index: int, changed: bool) -> torch.Tensor:
         entry = self.spec.entries[index]
         if index in self._encoded_places:
             encoded, number = self._encoded_places[index]
             return _as(encoded.gradient(number), entry.dtype)
         bucket, places = self._places[index][0]
         result = self._storages.get(index, bucket.result)
+        if index in self._areas:
+            result = self._areas[index].sums
         if self.spec.owners:
             first, last = self.spec.owners[index][self.world.rank]
             base = places[self.world.rank][0]
@@ -322,7 +365,18 @@ class Buckets:
         else:
             base, shape = places[0][0], entry.rows_first
         gradient = result[base : base + math.prod(shape)].view(shape)
+        if bucket.sum is not None:
+            gradient = self._for_us(index, gradient, changed)
         return _as(gradient.movedim(0, entry.axis) if entry.axis else gradient, entry.dtype)
+
+    def _for_us(self, index: int, gradient: torch.Tensor, changed: bool) -> torch.Tensor:
+        """Of a sum that others read too: itself, or one of our own, if it is to change."""
+        correction = self.control.correction if self.spec.entries[index].average else 1.0
+        if correction == 1.0 and not changed:
+            return gradient
+        if index not in self._own:
+            self._own[index] = torch.empty_like(gradient)
+        return torch.mul(gradient, correction, out=self._own[index])
 
 
 def _as(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

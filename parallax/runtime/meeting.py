@@ -20,6 +20,9 @@ from parallax.cluster.environment import WorkerEnvironment
 from parallax.cluster.worker_start import keep_undestroyed
 from parallax.errors import LaunchError
 from parallax.runtime.comm import GROUPS, TIMEOUT, Group, World, single
+from parallax.runtime.host_exchange import HostExchange
+from parallax.runtime.host_links import connect_host
+from parallax.runtime.host_sums import HostSums
 
 
 def meet(environment: WorkerEnvironment) -> World:
@@ -115,13 +118,22 @@ def world_of(
 def on_hosts(world: World, hosts: Sequence[int]) -> World:
     """The same world when it is known which host each worker is on; all workers must call this.
 
-    With several hosts of equally many workers, more than one each, it has groups for the workers
-    of this host and for those with the same place on every host.
+    With hosts of equally many workers, more than one each, those of a host have links, if they can;
+    and with several such hosts there are groups for the workers of this host and for those with
+    the same place on every host.
     """
     world.hosts = tuple(hosts)
     members = world.members
     sizes = {len(ranks) for ranks in members}
-    if len(members) == 1 or sizes == {1} or len(sizes) > 1:
+    if sizes == {1} or len(sizes) > 1:
+        return world
+    if world.device.type == "cpu":
+        own = members[world.hosts[world.rank]]
+        links = connect_host(world.texts, own, world.rank, TIMEOUT.total_seconds())
+        if links is not None:
+            world.host_sums = HostSums(world, links)
+            world.host_exchange = HostExchange(world, links)
+    if len(members) == 1:
         return world
     among = dist.get_process_group_ranks(world.group("rows").handle)
     wanted = {

@@ -11,6 +11,7 @@ import torch
 
 from parallax.cluster.network import Level, Network
 from parallax.runtime.comm import World
+from parallax.runtime.host_sums import HostArea, HostSum, HostSums
 
 __all__ = ["measure_level", "measure_network", "measure_way"]
 
@@ -29,9 +30,35 @@ def measure_network(world: World) -> Network:
     if world.size == 1:
         return Network(Level(1, float("inf"), 0.0))
     whole = measure_level(world, "rows")
+    memory = None if world.host_sums is None else _measure_memory(world, world.host_sums)
     if not world.two_levels:
-        return Network(whole)
-    return Network(whole, measure_level(world, "host"), measure_level(world, "rail"))
+        return Network(whole, memory=memory)
+    return Network(whole, measure_level(world, "host"), measure_level(world, "rail"), memory)
+
+
+def _measure_memory(world: World, sums: HostSums) -> Level:
+    """Sums inside each host, by its workers in memory that they share."""
+    size = sums.links.size
+    small, large = (
+        HostSum(HostArea(sums.links, "probe", count, torch.float32), 0, 0, count, "probe")
+        for count in (size, LARGE_BYTES // 4)
+    )
+    world.barrier("probe memory")
+    # A sum is two exchanges; the first ones meet memory that nobody has touched yet.
+    latency, slowest = (
+        min(_sum_seconds(sums, one) for _ in range(SMALL_ROUNDS)) / 2 for one in (small, large)
+    )
+    latency = min(latency, slowest / 2)
+    found = _told(world, "memory", (latency, large.bytes / 2 / (slowest - latency)))
+    latency, bandwidth = (statistics.median(one) for one in zip(*found, strict=True))
+    return Level(size, bandwidth, latency)
+
+
+def _sum_seconds(sums: HostSums, one: HostSum) -> float:
+    started = time.perf_counter()
+    sums.start(one)
+    sums.wait([one])
+    return time.perf_counter() - started
 
 
 def measure_level(world: World, group: str = "rows", least: float = 0.0) -> Level:

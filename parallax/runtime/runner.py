@@ -432,7 +432,7 @@ class Runner:
 
     @property
     def traffic(self) -> dict[str, int]:
-        """Bytes that this worker sent so far, by purpose."""
+        """Bytes that this worker sent so far, or that others of its host read, by purpose."""
         return dict(self._world.traffic.sent)
 
     def profile(self, steps: int = 10, path: str | Path = "trace.json") -> Profile:

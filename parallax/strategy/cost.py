@@ -40,6 +40,7 @@ host travel inside the host as well: (k-1)/k (2αb + 4αV).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from parallax.cluster.network import Network
@@ -136,22 +137,45 @@ def part_of_exchange(kind: MessageKind, ids: float, values: float, row: float) -
     return (4 * ids if kind == "ids" else values * row) / total if total else 0.0
 
 
+def sums_in_memory(choice: VariableStrategy, network: Network) -> bool:
+    """Whether the workers of a host add up a gradient in memory that they share."""
+    return (
+        network.memory is not None
+        and choice.synchronizer == "allreduce"
+        and choice.reduction == "auto"
+        and choice.encoder == "none"
+        and (choice.hierarchy == "hosts" or network.hosts == 1)
+    )
+
+
+@dataclass(frozen=True)
+class MessageTime:
+    """Seconds that one message takes.
+
+    Args:
+        latency: from when its last byte is sent until it arrives.
+        link: that the link is occupied.
+        memory: that this worker itself works in memory that it shares.
+    """
+
+    latency: float
+    link: float
+    memory: float = 0.0
+
+
 def message_seconds(
     kind: MessageKind,
     decided: Sequence[tuple[Variable, VariableStrategy]],
     network: Network,
     share: float = 1.0,
-) -> tuple[float, float]:
-    """Seconds that one message takes: until its last byte is sent and it arrives, and of sending.
+) -> MessageTime:
+    """Seconds that one message takes.
 
     Args:
         kind: what it carries.
         decided: for which variables.
         network: the links.
         share: of them that it carries.
-
-    Returns:
-        Latency; and how long the link is occupied.
     """
     by_host = network.host is not None and any(c.hierarchy == "hosts" for _, c in decided)
     workers, hosts = network.whole.workers, network.hosts
@@ -162,11 +186,21 @@ def message_seconds(
         part = share * facts(choice).part(kind, variable, choice, workers) / times
         sent += part * bytes_per_step(variable, choice, workers, hosts)
         across += part * bytes_across(variable, choice, workers, hosts)
+    memory = network.memory
+    if memory is not None and all(sums_in_memory(choice, network) for _, choice in decided):
+        inside = times * (sent - across) / memory.bandwidth
+        rail = network.rail
+        if rail is None:
+            return MessageTime(times * memory.latency, 0.0, inside)
+        latency = times * (memory.latency + rail.latency)
+        return MessageTime(latency, times * across / rail.bandwidth, inside)
     if by_host:
-        idle = network.exchange_by_host(0.0, 0.0)
-        return times * idle, times * (network.exchange_by_host(sent - across, across) - idle)
-    idle = network.whole.exchange(0.0)
-    return times * idle, times * (network.whole.exchange(sent) - idle)
+        idle, whole = (
+            times * network.exchange_by_host(*one) for one in ((0, 0), (sent - across, across))
+        )
+    else:
+        idle, whole = (times * network.whole.exchange(one) for one in (0.0, sent))
+    return MessageTime(idle, whole - idle)
 
 
 def seconds_at_owners(
@@ -204,19 +238,22 @@ def communication_seconds(
     What overlaps with computation is not subtracted.
     """
     workers, hosts = network.whole.workers, network.hosts
-    exchanged: dict[tuple[str, HierarchyName], tuple[float, float]] = {}
+    exchanged: dict[tuple[str, HierarchyName, bool], tuple[float, float]] = {}
     for variable, choice in decided:
         if choice.synchronizer != "none":
-            key = (choice.synchronizer, choice.hierarchy)
+            key = (choice.synchronizer, choice.hierarchy, sums_in_memory(choice, network))
             sent, across = exchanged.get(key, (0.0, 0.0))
             sent += bytes_per_step(variable, choice, workers, hosts)
             across += bytes_across(variable, choice, workers, hosts)
             exchanged[key] = sent, across
     seconds = 0.0
-    for (synchronizer, hierarchy), (sent, across) in exchanged.items():
+    for (synchronizer, hierarchy, in_memory), (sent, across) in exchanged.items():
         messages = synchronizers()[synchronizer].messages
         part, far = sent / messages, across / messages
-        if hierarchy == "hosts":
+        if in_memory and network.memory is not None:
+            seconds += messages * network.memory.exchange(part - far)
+            seconds += 0.0 if network.rail is None else messages * network.rail.exchange(far)
+        elif hierarchy == "hosts":
             seconds += messages * network.exchange_by_host(part - far, far)
         else:
             seconds += messages * network.whole.exchange(part)

@@ -155,8 +155,11 @@ def predict(
             owed = 0.0
         elif isinstance(item, Started):
             chosen = [(variables[name], strategy.variables[name]) for name in item.variables]
-            latency, occupied = message_seconds(item.kind, chosen, network, item.share)
-            sending = occupied
+            message = message_seconds(item.kind, chosen, network, item.share)
+            latency, sending = message.latency, message.link
+            occupied = sending
+            clock += message.memory
+            computing += message.memory
             free = max(free, clock) + occupied
             there = free
             if item.kind == "owned" and network.host is None:
