@@ -31,7 +31,7 @@ ASKING, SERVING, SENDING, RECEIVING = 60, 36, 24, 36
 # to put those of all in their places.
 ADDED, PACKED, UNPACKED = 1, 2, 2
 # To sort an id takes as long as this many bytes are read and written.
-SORTED = 500
+SORTED = 120
 
 
 @dataclass
