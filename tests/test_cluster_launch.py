@@ -185,7 +185,7 @@ def test_parallax_run_and_ipv6(site: Site) -> None:
         "import torch, torch.distributed as dist\n"
         'dist.init_process_group("gloo")\nx = torch.ones(3)\ndist.all_reduce(x)\n'
         "import sys; print('sum', x.tolist(), sys.argv[1:])\n"
-        "dist.destroy_process_group()\n"  # Gloo's threads may abort a process that ends before them.
+        "dist.destroy_process_group()\n"  # else Gloo's threads may abort it
     )
     command = ("-m", "parallax", "run", "six", "--", "train.py", "--rate", "2")
     run = site.run(sys.executable, *command)
