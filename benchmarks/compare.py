@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,8 @@ from benchmarks.virtual_cluster import VirtualCluster, VirtualClusterError
 from benchmarks.workloads import PAPER, WORKLOADS, Training, find
 
 MEMORY_SHARE = 0.6  # of what is available
+FAR = 1.5
+"""A trial that took so many times HYBRID's tells enough."""
 SLOW_SECONDS = 3.0  # per step: such systems play few rounds
 SLOW_ROUNDS = 3
 TURN_SECONDS = 1.0
@@ -51,6 +53,7 @@ class Options:
         memory: bytes for all workers together.
         trials: try each system by itself; else these two only, and take HYBRID's trial for others.
         traced: record turns by PyTorch's profiler.
+        near: only systems whose trial took less than ``FAR`` times HYBRID's take turns.
     """
 
     workers_per_host: int
@@ -61,6 +64,7 @@ class Options:
     memory: float
     trials: bool = True
     traced: bool = False
+    near: bool = False
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -148,9 +152,15 @@ def run(launcher: Launcher, workload: str, options: Options, console: Console) -
     nothing = msgspec.structs.replace(fit[HYBRID], losses=[], peak_bytes=0)
     trials.update(dict.fromkeys(untried, nothing))
     workers = len(launcher.cluster.hosts) * options.workers_per_host
-    members = _groups(fit, workers, options.memory)
+    playing = _near(fit) if options.near else fit
+    members = _groups(playing, workers, options.memory)
     groups = [_take_turns(launcher, base, options, fit, group, console) for group in members]
     return _put_together(launcher, workload, options, names, trials, groups, members)
+
+
+def _near(fit: Mapping[str, Trial]) -> dict[str, Trial]:
+    most = FAR * fit[HYBRID].seconds
+    return {n: t for n, t in fit.items() if n in (HYBRID, COMPUTATION) or t.seconds < most}
 
 
 def _take_turns(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -49,6 +50,27 @@ def sums(world: World, dtype: torch.dtype, crosses: bool) -> float:
             expected = torch.stack(parts).sum(0)
             worst = max(worst, float((one.result - expected).abs().max()))
     return worst
+
+
+def leaves_while_computing(world: World) -> bool:
+    """Whether a sum leaves for other hosts while all workers but one start it and then do
+    something else, until the last worker of each host has started it too."""
+    sums = world.host_sums
+    assert sums is not None
+    one = HostSum(HostArea(sums.links, "test", 1000, torch.float64), 0, 0, 1000, crosses=True)
+    one.buffer.fill_(world.rank + 1.0)
+    last = sums.links.place == sums.links.size - 1
+    for turn in (False, True):
+        if turn is last:
+            sums.start(one)
+        world.barrier("started")
+    deadline = time.monotonic() + 60
+    while one in sums._waiting and time.monotonic() < deadline:
+        torch.ones(100, 100) @ torch.ones(100, 100)
+    left = one not in sums._waiting
+    sums.wait([one])
+    assert torch.equal(one.result, torch.full((1000,), sum(range(1, world.size + 1))).double())
+    return left
 
 
 def _model(clip: bool) -> tuple[nn.Module, Any]:

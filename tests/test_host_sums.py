@@ -31,6 +31,11 @@ def test_sums_stay_inside_a_host_or_cross(
     assert max(pool.run(hosts, host_sums.sums, torch.float64, crosses)) <= 1e-12
 
 
+def test_a_sum_leaves_while_the_model_computes(pool: Pool) -> None:
+    """Nobody waits for it, nor starts another one."""
+    assert all(pool.run(HOSTS[0], host_sums.leaves_while_computing))
+
+
 @pytest.mark.parametrize("even", [True, False], ids=["even", "uneven"])
 @pytest.mark.parametrize("clip", [False, True], ids=["plain", "clipped"])
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -38,7 +38,7 @@ class Row(msgspec.Struct, frozen=True):
         cpu_seconds: of the average worker, median of a step.
         ratio: median over the rounds of its time in units of parallax HYBRID's.
         low, high: quartiles of these ratios.
-        rounds: how many there were.
+        rounds: how many there were; none if it was only tried by itself, as it was far from others.
         sent_bytes: per step, by the average host; median.
         most_bytes: per step, of the busiest direction of any host; median.
         peak_bytes: of the largest worker, in processes of its own; 0 if it was not tried so.
@@ -110,7 +110,11 @@ def compare(
         if isinstance(trial, str):
             rows.append(Row(name, failure=trial))
             continue
-        (turns, *_) = [group for group, who in zip(groups, members, strict=True) if name in who]
+        found = [group for group, who in zip(groups, members, strict=True) if name in who]
+        if not found:
+            rows.append(_tried(name, trials))
+            continue
+        (turns, *_) = found
         if isinstance(turns, str):
             rows.append(Row(name, failure=turns, peak_bytes=trial.peak_bytes, losses=trial.losses))
             continue
@@ -135,6 +139,17 @@ def compare(
             )
         )
     return rows
+
+
+def _tried(name: str, trials: dict[str, Trial | str]) -> Row:
+    """Of a system that was only tried by itself, beside HYBRID's trial."""
+    trial, hybrid = trials[name], trials[HYBRID]
+    assert isinstance(trial, Trial)
+    assert isinstance(hybrid, Trial)
+    ratio = trial.seconds / hybrid.seconds
+    return Row(
+        name, seconds=trial.seconds, ratio=ratio, peak_bytes=trial.peak_bytes, losses=trial.losses
+    )
 
 
 def pair(turns: Sequence[Turn], one: str, other: str) -> Paired:

@@ -51,7 +51,7 @@ class Trial(msgspec.Struct, frozen=True):
 
     Args:
         losses: mean over workers, of the first steps.
-        seconds: of the last step.
+        seconds: of the faster of the last two steps.
         empty_bytes: largest worker's resident memory before there was a model.
         held_bytes: the same after the steps.
         peak_bytes: the same at its peak.

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import hashlib
 import math
+import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -56,6 +57,8 @@ class Traffic:
     """Seconds spent waiting for messages."""
     recorder: Any = None
     """Notes each message and each time of waiting, if there is one."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Threads of the runtime count, too."""
 
     def wait(self, seconds: float) -> None:
         """Note a time of waiting that ends now."""
@@ -70,8 +73,14 @@ class Traffic:
             self.recorder.message(purpose, count, work)
 
     def add(self, purpose: str, count: float, across: float) -> None:
-        self.sent[purpose] += round(count)
-        self.across[purpose] += round(across)
+        with self._lock:
+            self.sent[purpose] += round(count)
+            self.across[purpose] += round(across)
+
+    def begin(self) -> None:
+        """Count a collective that starts."""
+        with self._lock:
+            self.messages += 1
 
 
 @dataclass(frozen=True)
@@ -190,6 +199,7 @@ class World:
         self.background = Background()
         self._given: list[torch.Tensor] = []
         """Buffers that collectives' threads may still hold."""
+        self._giving = threading.Lock()
         if store is not None:
             atexit.register(self._say_goodbye)
 
@@ -204,9 +214,10 @@ class World:
         They are kept as long as its threads hold them, so that none of these is the last to let go:
         whoever is needs the interpreter, which may be gone by then.
         """
-        self.traffic.messages += 1
-        self._given = [buffer for buffer in self._given if _is_held(buffer)]
-        self._given.extend(buffers)
+        self.traffic.begin()
+        with self._giving:
+            self._given = [buffer for buffer in self._given if _is_held(buffer)]
+            self._given.extend(buffers)
 
     def _take_back(self) -> None:
         """Wait until the collectives' threads have let go of their buffers, before Python ends.
@@ -294,7 +305,7 @@ class World:
 
     def count(self, purpose: str, sent: Sequence[int]) -> None:
         """Note a message, and the bytes of it that go to each worker."""
-        self.traffic.messages += 1
+        self.traffic.begin()
         self._count(purpose, self._groups["dense"], sent)
 
     def all_to_all(
@@ -356,7 +367,7 @@ class World:
         row = math.prod(sent.shape[1:]) * sent.element_size()
         arrives, leaves = ([count * row for count in x] for x in (received_counts, sent_counts))
         place = self.members[self.hosts[self.rank]].index(self.rank)
-        self.traffic.messages += 1
+        self.traffic.begin()
         self.traffic.in_memory[purpose] += sum(leaves) - leaves[place]
         into, out = (x.view(-1).view(torch.uint8) for x in (received, sent))
         start, own = sum(arrives[:place]), sum(leaves[:place])

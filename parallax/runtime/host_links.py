@@ -16,6 +16,7 @@ import select
 import socket
 import struct
 import sys
+import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
@@ -40,7 +41,7 @@ MEET_SECONDS = 60.0
 
 
 class HostLinks:
-    """This worker's links to the others of its host."""
+    """This worker's links to the others of its host, for any of its threads."""
 
     def __init__(
         self, rank: int, place: int, peers: dict[int, socket.socket], seconds: float
@@ -57,6 +58,8 @@ class HostLinks:
         self.size = len(peers) + 1
         self._peers = peers
         self._seconds = seconds
+        self.lock = threading.RLock()
+        """Is held while something is read or told, and by a thread that waits: it alone reads."""
         self._partial: dict[int, bytes] = dict.fromkeys(peers, b"")
         self._descriptors: dict[int, deque[int]] = defaultdict(deque)
         """By place, descriptors whose records are still to come."""
@@ -66,11 +69,12 @@ class HostLinks:
         """By signal, name and number, who has told so."""
         self._details: dict[tuple[Signal, int, int, int], int] = {}
         """By the same and place, what else was told."""
-        self._poll = select.poll()
+        self._poll, self._poll_apart = select.poll(), select.poll()
         self._places = {}
         for at, peer in peers.items():
             peer.setblocking(False)
             self._poll.register(peer, select.POLLIN)
+            self._poll_apart.register(peer, select.POLLIN)
             self._places[peer.fileno()] = at
         self.when_told: Callable[[], None] = lambda: None
         """Is called when signals have come."""
@@ -87,7 +91,8 @@ class HostLinks:
     def common_name(self, text: str) -> int:
         """The same name for the same text, always."""
         name = int(digest(text), 16)
-        self._known.add(name)
+        with self.lock:
+            self._known.add(name)
         return name
 
     def share(self, name: int, size: int) -> mmap.mmap:
@@ -102,8 +107,9 @@ class HostLinks:
             os.ftruncate(descriptor, size)
             memory = mmap.mmap(descriptor, size)
             record = _RECORD.pack(name, 0, _SIGNALS.index("memory"), 0)
-            for at in self._peers:
-                self._send(at, record, descriptor)
+            with self.lock:
+                for at in self._peers:
+                    self._send(at, record, descriptor)
         finally:
             os.close(descriptor)
         return memory
@@ -115,8 +121,9 @@ class HostLinks:
             PeerError: it ended, or did not answer in time.
             DisagreementError: it shares something else.
         """
-        self._wait(lambda: () if (name, place) in self._memory else (place,))
-        return self._memory.pop((name, place))
+        with self.lock:
+            self._wait(lambda: () if (name, place) in self._memory else (place,))
+            return self._memory.pop((name, place))
 
     # -- Signals ----------------------------------------------------------------------------
 
@@ -129,8 +136,9 @@ class HostLinks:
             PeerError: one of them ended.
         """
         record = _RECORD.pack(name, number, _SIGNALS.index(signal), detail)
-        for at in self._peers if to is None else (to,):
-            self._send(at, record)
+        with self.lock:
+            for at in self._peers if to is None else (to,):
+                self._send(at, record)
 
     def detail(self, signal: Signal, name: int, number: int, place: int) -> int:
         """What else a worker told with a signal that was heard; then it is forgotten."""
@@ -143,10 +151,11 @@ class HostLinks:
     def heard(self, signal: Signal, name: int, number: int) -> bool:
         """Whether all others have told so, as far as was taken in; then it is forgotten."""
         key = (signal, name, number)
-        if len(self._told[key]) < len(self._peers):
-            return False
-        del self._told[key]
-        return True
+        with self.lock:
+            if len(self._told[key]) < len(self._peers):
+                return False
+            del self._told[key]
+            return True
 
     def hear(self, signal: Signal, name: int, number: int) -> None:
         """Wait until all others have told so.
@@ -155,9 +164,10 @@ class HostLinks:
             PeerError: one of them ended, or did not answer in time.
             DisagreementError: one of them sums something else.
         """
-        told = self._told[signal, name, number]
-        self._wait(lambda: self._peers.keys() - told)
-        del self._told[signal, name, number]
+        with self.lock:
+            told = self._told[signal, name, number]
+            self._wait(lambda: self._peers.keys() - told)
+            del self._told[signal, name, number]
 
     def advance(self) -> None:
         """Take in what has come, without waiting.
@@ -165,8 +175,13 @@ class HostLinks:
         Raises:
             PeerError: another worker ended.
         """
-        if self._take_in(0):
-            self.when_told()
+        with self.lock:
+            if self._take_in(0):
+                self.when_told()
+
+    def look_out(self, milliseconds: int) -> bool:
+        """Whether something has come, or comes soon, for another thread or this one to take in."""
+        return bool(self._poll_apart.poll(milliseconds))
 
     # -- Sockets ----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ the same place on each.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +22,8 @@ _LINE = 64
 """Bytes of a cache line: what different workers write lies in different ones."""
 _BLOCK = 1 << 15
 """Elements that are summed at once, of more than two workers: they stay in the cache."""
+_LOOK_OUT = 200
+"""Milliseconds after which a thread that looks out sees whether it still should."""
 
 
 class HostArea:
@@ -133,7 +136,9 @@ class HostSums:
     """The sums of one world that are under way.
 
     They are added in the order in which they were started, the same on all workers: between hosts
-    messages have to be in one order.
+    messages have to be in one order. Whoever takes in a signal goes on with them: this worker, when
+    it starts one or waits; and where sums cross to other hosts a thread, so that they leave while
+    the model computes.
     """
 
     def __init__(self, world: World, links: HostLinks) -> None:
@@ -144,6 +149,11 @@ class HostSums:
         self._crossing: list[HostSum] = []
         """Added, and other hosts' parts are on their way."""
         self._adding = False
+        self._expected = threading.Event()
+        """Signals are, while this worker computes."""
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        """What ended the thread."""
         links.when_told = self._go_on
 
     def start(self, one: HostSum) -> None:
@@ -154,12 +164,35 @@ class HostSums:
         """
         one.began = time.perf_counter()
         traffic = self._world.traffic
-        traffic.messages += 1
+        traffic.begin()
         traffic.add(one.purpose, one.bytes, 0)
         traffic.in_memory[one.purpose] += round(one.bytes)
-        self._waiting.append(one)
+        with self.links.lock:
+            self._waiting.append(one)
         self.links.tell("full", *one.key)
         self.links.advance()
+        if one.crosses and self._waiting:
+            self._expect()
+
+    def _expect(self) -> None:
+        """Let the thread look out for signals."""
+        if self._thread is None:
+            # A daemon: it may wait for a worker that has ended when this one ends.
+            self._thread = threading.Thread(target=self._look_out, daemon=True, name="parallax")
+            self._thread.start()
+        self._expected.set()
+
+    def _look_out(self) -> None:
+        try:
+            while self._expected.wait():
+                if not self.links.look_out(_LOOK_OUT):
+                    continue
+                with self.links.lock:
+                    self.links.advance()
+                    if not self._waiting:
+                        self._expected.clear()
+        except BaseException as error:
+            self._error = error
 
     def wait(self, sums: Sequence[HostSum]) -> None:
         """Wait for sums that were started.
@@ -169,8 +202,11 @@ class HostSums:
             DisagreementError: another worker sums something else.
         """
         for one in sums:
-            while one in self._waiting:
-                self._add_first()
+            with self.links.lock:
+                while one in self._waiting:
+                    self._add_first()
+        if self._error is not None:
+            raise self._error
         for one in sums:
             self._cross(one)
         for one in sums:
@@ -215,14 +251,15 @@ class HostSums:
         if not one.crosses:
             self.links.tell("summed", *one.key)
             return
-        one.crossing = self._world.all_reduce(summed, one.purpose, "rail dense")
+        one.crossing = self._world.all_reduce(summed, one.purpose, "rail sums")
         self._crossing.append(one)
 
     def _cross(self, one: HostSum) -> None:
         """Wait for the sum of the parts of all hosts."""
-        if one.crossing is None:
-            return
-        crossing, one.crossing = one.crossing, None
-        self._crossing.remove(one)
+        with self.links.lock:
+            crossing, one.crossing = one.crossing, None
+            if crossing is None:
+                return
+            self._crossing.remove(one)
         crossing.wait()
         self.links.tell("summed", *one.key)

@@ -141,7 +141,9 @@ def on_hosts(world: World, hosts: Sequence[int]) -> World:
         "rail": [list(ranks) for ranks in zip(*members, strict=True)],
     }
     for name, parts in wanted.items():
-        for kind in ("rows", "dense"):
+        for kind in ("rows", "dense", "sums"):
+            if kind == "sums" and (name == "host" or world.host_sums is None):
+                continue  # what is summed in memory crosses from a thread, in its own order
             for ranks in parts:
                 handle = dist.new_group([among[rank] for rank in ranks], timeout=TIMEOUT)
                 keep_undestroyed(handle)
