@@ -117,6 +117,11 @@ def whole(parts: list[Batch]) -> Batch:
     return result
 
 
+def _some(index: int, workers: int) -> list[int]:
+    count = min(1 + index % 3, workers)
+    return [(index - place) % workers for place in range(count)]
+
+
 class OneWay(StrategyBuilder):
     """Synchronises all tables in one way; "mixed" takes turns."""
 
@@ -135,11 +140,13 @@ class OneWay(StrategyBuilder):
         if not variable.bags:
             return common.allreduce(variable, cluster)
         ways = {
-            "whole": common.bags(variable, (index + 1) % cluster.workers, cluster),
-            "dealt": common.bags(variable, None, cluster),
+            "whole": common.bags(variable, [(index + 1) % cluster.workers], cluster),
+            "dealt": common.bags(variable, cluster.everyone, cluster),
+            # Tables with one owner more than others have, in another order than workers.
+            "some": common.bags(variable, _some(index, cluster.workers), cluster),
             "rows": common.rows(variable, cluster),
         }
-        return ways.get(self._kind) or list(ways.values())[index % 3]
+        return ways.get(self._kind) or list(ways.values())[index % len(ways)]
 
 
 def train(world: World, kind: str, optimizer: str, clip: bool) -> dict[str, float]:

@@ -26,8 +26,8 @@ class Family:
     """Lookups whose values are rows of one dtype and width: they are handled together.
 
     A *link* joins a lookup to a worker that owns rows of its table: one where a table lives whole,
-    one for each worker where its rows are dealt out. Links are in the order of lookups, and of
-    workers for each.
+    one for each owner where its rows are dealt out. Links are in the order of lookups, and of
+    owners for each.
     """
 
     def __init__(self, spec: BagsSpec, numbers: Sequence[int], workers: int) -> None:
@@ -37,16 +37,18 @@ class Family:
             numbers: its lookups that belong to the family.
             workers: how many there are.
         """
-        self.workers = workers
         self.numbers = sorted(numbers, key=lambda number: spec.features[number].table)
         self.features: list[BagFeature] = [spec.features[number] for number in self.numbers]
         self.tables: list[TableSpec] = [spec.tables[feature.table] for feature in self.features]
         first = self.tables[0]
         self.dtype, self.width, self.average = first.dtype, first.width, first.average
         self.owners = [
-            list(range(workers)) if table.owner is None else [table.owner] for table in self.tables
+            list(table.owners or range(workers)) if table.owner is None else [table.owner]
+            for table in self.tables
         ]
         self.dealt = [table.owner is None for table in self.tables]
+        self.ways = [len(owners) for owners in self.owners]
+        """By lookup, how many owners its rows have: row i lives on the one at place i mod n."""
         self.links = [(i, owner) for i, owners in enumerate(self.owners) for owner in owners]
         self.links_of: list[range] = []
         for owners in self.owners:
@@ -61,7 +63,7 @@ class Family:
     def rows_of_owner(self, lookup: int) -> int:
         """At most so many rows of a lookup's table live on one owner."""
         table = self.tables[lookup]
-        return table.rows // self.workers + 1 if self.dealt[lookup] else table.rows
+        return table.rows // self.ways[lookup] + 1 if self.dealt[lookup] else table.rows
 
 
 def families(spec: BagsSpec, workers: int) -> list[Family]:
@@ -268,7 +270,7 @@ class BagRequests:
     def _fewer_rows(self, given: _Ids) -> _Distinct:
         """The lookups of this batch that have fewer distinct rows than bags to send."""
         family = self.family
-        most = [bags * len(owners) for bags, owners in zip(given.bags, family.owners, strict=True)]
+        most = [bags * ways for bags, ways in zip(given.bags, family.ways, strict=True)]
         looked_at = []
         for lookup, count in enumerate(given.counts):
             if self._patience[lookup] and count > most[lookup]:
@@ -297,8 +299,9 @@ class BagRequests:
             # The key of an owner's rows begins where those of the owners before it end.
             spans = [family.rows_of_owner(i) if family.dealt[i] else 0 for i in lookups]
             span = self._repeated(f"spans of {len(lookups)}", spans, given.counts)
-            rows = torch.where(span > 0, rows // family.workers, rows)
-            firsts = firsts + span * (given.ids % family.workers)
+            ways = self._ways_of(given)
+            rows = given.ids // ways
+            firsts = firsts + span * (given.ids % ways)
         grouped = group(rows + firsts, self._bases[-1])
         edges = [self._bases[link] for lookup in lookups for link in family.links_of[lookup]]
         edges.append(self._bases[-1])
@@ -310,21 +313,28 @@ class BagRequests:
         distinct = rows.index_select(0, grouped.first())
         return _Distinct(given, grouped, distinct, counts)
 
+    def _ways_of(self, given: _Ids) -> torch.Tensor:
+        """By id, how many owners its table's rows have."""
+        ways = [self.family.ways[lookup] for lookup in given.lookups]
+        return self._repeated(f"ways of {len(ways)}", ways, given.counts)
+
     def _deal(self, given: _Ids, parts: list[Part]) -> None:
         """Fill in the parts of bags of tables whose rows are dealt out."""
-        workers = self.family.workers
-        owners = given.ids % workers
-        number = spread(range(len(given.lookups)), given.counts, self.device)
-        links = number * workers + owners
-        order = group(links, workers * len(given.lookups)).order
+        ways = [self.family.ways[lookup] for lookup in given.lookups]
+        ways_of = self._ways_of(given)
+        owners = given.ids % ways_of
+        *first, total = [0, *itertools.accumulate(ways)]
+        links = spread(first, given.counts, self.device) + owners
+        order = group(links, total).order
         # Lengths lie lookup by lookup, for each owner by owner.
-        before = [0, *itertools.accumulate(given.bags)][:-1]
-        skipped = spread([(workers - 1) * n for n in before], given.counts, self.device)
+        bags = [count for count, n in zip(given.bags, ways, strict=True) for _ in range(n)]
+        others = [(n - 1) * count for count, n in zip(given.bags, ways, strict=True)]
+        before = [0, *itertools.accumulate(others)][:-1]
+        skipped = spread(before, given.counts, self.device)
         places = given.bag_of() + skipped + owners * spread(given.bags, given.counts, self.device)
-        lengths = torch.bincount(places, minlength=workers * len(given.sizes))
-        counts = torch.bincount(links, minlength=workers * len(given.lookups)).tolist()
-        bags = [count for count in given.bags for _ in range(workers)]
-        rows = (given.ids // workers).index_select(0, order).split(counts)
+        lengths = torch.bincount(places, minlength=sum(bags))
+        counts = torch.bincount(links, minlength=total).tolist()
+        rows = (given.ids // ways_of).index_select(0, order).split(counts)
         found = iter(zip(rows, lengths.split(bags), strict=True))
         for lookup in given.lookups:
             for link in self.family.links_of[lookup]:

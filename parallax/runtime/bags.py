@@ -1,13 +1,13 @@
 """Exchange of bags: owners sum the rows of a bag, and its gradient returns once.
 
 A bag of n rows of b bytes travels as b bytes instead of nb. A table lives on one worker, or row i
-on worker i mod N, each of which then sends its part of every bag. Where a batch looks up fewer
-distinct rows than that, these travel and are summed where they are wanted: each lookup, in each
-step, on each worker, takes what is less. A step costs one message of ids and bag sizes,
-and per dtype one of values in each direction. Bytes sent per worker and step, for n ids in B
+on the owner at place i mod P, each of which then sends its part of every bag. Where a batch looks
+up fewer distinct rows than that, these travel and are summed where they are wanted: each lookup, in
+each step, on each worker, takes what is less. A step costs one message of ids and bag sizes, and
+per dtype one of values in each direction. Bytes sent per worker and step, for n ids in B
 bags, of u distinct rows: (N-1)/N (4n + 4B) for ids and sizes, (N-1)/N bB for bags served to others
-and as much for gradients, of tables with one owner each; N times the latter two and the sizes where
-rows are dealt out; (N-1)/N (4u + 2bu) where distinct rows travel.
+and as much for gradients, of tables with one owner each; P times the latter two and the sizes where
+rows are dealt to P owners; (N-1)/N (4u + 2bu) where distinct rows travel.
 
 Values of one link follow one another in a message: by worker, then by family, then by lookup.
 """
@@ -27,7 +27,6 @@ from parallax.runtime.comm import Pending, World
 from parallax.runtime.control import StepControl
 from parallax.runtime.row_ids import id_dtype
 from parallax.runtime.rows import hand_on
-from parallax.strategy.layout import cyclic_rows
 
 
 class _Side:
@@ -329,7 +328,7 @@ class BagExchange:
         spec = self.spec.tables[table]
         rank, size = self.world.rank, self.world.size
         if spec.owner is None:
-            count = cyclic_rows(spec.rows, rank, size)
+            count = spec.dealt(rank, size)
         else:
             count = spec.rows if spec.owner == rank else 0
         ids, rows = found or self._nothing[table]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import SyncBatchNorm
 
 from parallax.cluster.network import Network
 from parallax.config import Config
 from parallax.errors import ConfigError, StrategyError
 from parallax.graph.capture import capture
-from parallax.graph.checks import batch_norms, check_batch, check_state, check_unchanged
+from parallax.graph.checks import check_batch, check_state, check_unchanged
 from parallax.graph.discovery import StepObjects
 from parallax.graph.sizes import Place
 from parallax.graph.state import Leaf, aliases
@@ -46,12 +44,11 @@ from parallax.runtime.resources import ResourcePool
 from parallax.runtime.signature import Signature, SignatureReader, structure
 from parallax.runtime.speed import measure_speed
 from parallax.runtime.start import (
-    agree_on,
-    agree_on_batch,
-    describe_settings,
-    describe_state,
+    agree_on_everything,
     measure_access,
-    take_values_of_chief,
+    one_batch_norm,
+    seed_worker,
+    warn_of_batch_norms,
 )
 from parallax.runtime.state_table import StateTable
 from parallax.runtime.trace import Profile, Profiler
@@ -114,7 +111,7 @@ class Runner:
             if isinstance(leaf.value, torch.Tensor)
             and (device := deferred_device(leaf.value)) is not None
         }
-        self._seed()
+        seed_worker(world, config.seed)
 
     # -- Who we are -----------------------------------------------------------------------
 
@@ -216,7 +213,8 @@ class Runner:
         """This worker's graph by the strategy, which the first graph decides."""
         strategy = self._decide(analysis)
         network, speed, variables = self._network, self._speed, analysis.variables
-        first = [over_all_workers(self._config.average_dense)] if self._one_batch_norm() else []
+        together = one_batch_norm(self._objects, self._config)
+        first = [over_all_workers(self._config.average_dense)] if together else []
         # Of the captured step, which rewriting uses up.
         alone = computation_alone(analysis.step, variables) if network and speed else None
         rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers, first)
@@ -276,41 +274,11 @@ class Runner:
 
     # -- Before the first step --------------------------------------------------------------
 
-    def _seed(self) -> None:
-        """Give every worker random numbers of its own, all from one seed."""
-        base = self._config.seed
-        if self.num_workers > 1:
-            own = base if base is not None else torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
-            base = int(self._world.texts("seed", str(own))[0])
-        if base is not None:
-            torch.manual_seed((base + self.worker_id) & 0x7FFFFFFFFFFFFFFF)
-            random.seed(base + self.worker_id)
-
     def _compare(self, description: str, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         world = self._world
-        agree_on(
-            world,
-            "models",
-            describe_state(self._state.leaves),
-            "build the same model and optimizer with the same settings on every worker.",
+        agree_on_everything(
+            world, self._state.leaves, self._config, self._data_sizes(), description
         )
-        agree_on(
-            world,
-            "settings",
-            describe_settings(self._config),
-            "start every worker with the same Config.",
-        )
-        agree_on(
-            world,
-            "data sizes",
-            self._data_sizes(),
-            "give every worker the same dataset; parallax.shard() splits it.",
-        )
-        agree_on_batch(world, description)
-        differing = take_values_of_chief(world, self._state.leaves)
-        if differing:
-            shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
-            logger.info("first values differed between workers; all took worker 0's: %s", shown)
         self._warn_of_batch_norms()
         self._network = measure_network(world)
         self._speed = measure_speed(world)
@@ -318,18 +286,9 @@ class Runner:
         usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
         self._control.usual_weight = usual
 
-    def _one_batch_norm(self) -> bool:
-        """Whether layers that normalise over the batch do so over those of all workers."""
-        return self._config.sync_batch_norm or bool(batch_norms(self._objects, SyncBatchNorm))
-
     def _warn_of_batch_norms(self) -> None:
-        if (norms := batch_norms(self._objects)) and not self._one_batch_norm():
-            logger.warning(
-                "BatchNorm normalises over each worker's own batch, so results depend on the "
-                "number of workers (%s); parallax.Config(sync_batch_norm=True) makes them those of "
-                "one device, and GroupNorm or LayerNorm need no messages for it.",
-                ", ".join(norms[:3]) + (", ..." if len(norms) > 3 else ""),
-            )
+        if not one_batch_norm(self._objects, self._config):
+            warn_of_batch_norms(self._objects)
 
     def _decide(self, analysis: Analysis) -> Strategy:
         """The strategy: made once, by the chief, for all; checked against every new graph."""

@@ -6,6 +6,8 @@ Differences are found here and named, not later by a hang or a wrong sum.
 from __future__ import annotations
 
 import hashlib
+import logging
+import random
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,16 +17,92 @@ from typing import Any
 
 import msgspec
 import torch
+from torch.nn import SyncBatchNorm
 
 from parallax.config import Config
 from parallax.errors import BatchError, DisagreementError
 from parallax.graph.access import measure
+from parallax.graph.checks import batch_norms
+from parallax.graph.discovery import StepObjects
 from parallax.graph.state import Leaf
 from parallax.graph.variables import Analysis
 from parallax.runtime.comm import World
 from parallax.runtime.deferral import common_seeds
 
+logger = logging.getLogger("parallax")
+
 _CHUNK = 1 << 22
+
+
+def seed_worker(world: World, base: int | None) -> None:
+    """Give every worker random numbers of its own, all from one seed.
+
+    Args:
+        base: the seed; None for the one that torch of worker 0 began with.
+    """
+    if world.size > 1:
+        own = base if base is not None else torch.initial_seed() & 0x7FFFFFFFFFFFFFFF
+        base = int(world.texts("seed", str(own))[0])
+    if base is not None:
+        torch.manual_seed((base + world.rank) & 0x7FFFFFFFFFFFFFFF)
+        random.seed(base + world.rank)
+
+
+def agree_on_everything(
+    world: World,
+    leaves: Mapping[str, Leaf],
+    config: Config,
+    data_sizes: Sequence[str],
+    description: str,
+) -> None:
+    """Compare models, settings, data and batches of all workers, and take worker 0's values.
+
+    Args:
+        data_sizes: lines about the sharded data.
+        description: structure of the batch.
+
+    Raises:
+        DisagreementError, BatchError: on every worker; the first that differs, and how.
+    """
+    agree_on(
+        world,
+        "models",
+        describe_state(leaves),
+        "build the same model and optimizer with the same settings on every worker.",
+    )
+    agree_on(
+        world,
+        "settings",
+        describe_settings(config),
+        "start every worker with the same Config.",
+    )
+    agree_on(
+        world,
+        "data sizes",
+        data_sizes,
+        "give every worker the same dataset; parallax.shard() splits it.",
+    )
+    agree_on_batch(world, description)
+    differing = take_values_of_chief(world, leaves)
+    if differing:
+        shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
+        logger.info("first values differed between workers; all took worker 0's: %s", shown)
+
+
+def one_batch_norm(objects: StepObjects, config: Config) -> bool:
+    """Whether layers that normalise over the batch do so over those of all workers."""
+    return config.sync_batch_norm or bool(batch_norms(objects, SyncBatchNorm))
+
+
+def warn_of_batch_norms(objects: StepObjects) -> None:
+    """That results of such layers depend on the number of workers, where there are any."""
+    if norms := batch_norms(objects):
+        logger.warning(
+            "BatchNorm normalises over each worker's own batch, so results depend on the "
+            "number of workers (%s); parallax.Config(sync_batch_norm=True) makes them those of "
+            "one device, and GroupNorm or LayerNorm need no messages for it.",
+            ", ".join(norms[:3]) + (", ..." if len(norms) > 3 else ""),
+        )
 
 
 def agree_on(world: World, topic: str, lines: Sequence[str], hint: str) -> None:

@@ -10,9 +10,8 @@ owner            2 (N-1)/N b                         gradient to its owners, new
 scatter          2 (N-1)/N b                         the same; values at the next step's beginning
 rows             2 (N-1)/N αb  +  4 (N-1)/N αV       rows and row gradients; ids of 4 bytes
 allgather        (N-1) αb  +  8 (N-1) αV             row gradients to all; ids of 8 bytes
-bags, one owner  2 (N-1)/N Br  +  4 (N-1)/N (n + B)  bags and their gradients; ids, bag sizes
-bags, dealt out  2 (N-1) Br  +  4 (N-1) (n/N + B)    parts of each bag from every owner
-bags, either     2 (N-1)/N αb  +  4 (N-1)/N αV       distinct rows, where they are fewer
+bags, P owners   2 (N-1)/N PBr + 4 (N-1)/N (n + PB)  parts of each bag from every owner; ids, sizes
+bags, any        2 (N-1)/N αb  +  4 (N-1)/N αV       distinct rows, where they are fewer
 factors          (N-1) K(M+M')                       both factors to all (thesis, table 3.4)
 factor_push      (N-1)/N (K(M+M') + b)               both to the owner, new values back (Adam)
 ===============  ==============================================================================

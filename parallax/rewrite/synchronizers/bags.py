@@ -151,7 +151,7 @@ def _travelled(variable: Variable, choice: VariableStrategy, workers: int) -> tu
     if variable.travelled:
         return variable.travelled
     touched = touched_rows(variable)
-    bags = variable.bags_per_step * (1 if choice.partition == "whole" else workers)
+    bags = variable.bags_per_step * (len(choice.owners) or workers)
     if touched <= bags:
         return touched, touched
     return bags, variable.ids_per_step + bags
@@ -186,6 +186,7 @@ SYNCHRONIZERS = (
         messages=3,
         sparse=True,
         sharded=True,
+        some=True,
         partitions=("cyclic", "whole"),
         check=_problems,
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -55,12 +55,12 @@ def rows(variable: Variable, cluster: ClusterFacts) -> VariableStrategy:
     )
 
 
-def bags(variable: Variable, owner: int | None, cluster: ClusterFacts) -> VariableStrategy:
-    """Sums of bags travel: from one owner, or with None from all, each of which has some rows."""
+def bags(variable: Variable, owners: Sequence[int], cluster: ClusterFacts) -> VariableStrategy:
+    """Sums of bags travel: from one owner, or from several, each of which has some rows."""
     return VariableStrategy(
         "bags",
-        partition="cyclic" if owner is None else "whole",
-        owners=cluster.everyone if owner is None else (owner,),
+        partition="whole" if len(owners) == 1 else "cyclic",
+        owners=tuple(owners),
         average=cluster.config.average_sparse,
         why=f"sparse: {variable.bags_per_step:.0f} bags of {variable.ids_per_step:.0f} rows",
     )

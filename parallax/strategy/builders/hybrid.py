@@ -1,7 +1,8 @@
 """AllReduce for dense variables, row servers for sparse ones (Parallax paper, section 5.3).
 
-Tables that are read in bags exchange sums of bags or distinct rows, whichever are fewer. Their
-owners are balanced by what they send, and none owns much more than its share of all rows.
+Tables that are read in bags exchange sums of bags or distinct rows, whichever are fewer. They have
+one owner, or as few as can hold them: each sends sums of its own. Owners are balanced by what they
+send, and none owns much more than its share of all rows.
 
 A dense gradient that is a product goes by its factors where that is predicted to be faster
 (Poseidon's hybrid communication, Zhang's thesis, section 3.4, with the time that all workers'
@@ -10,6 +11,7 @@ products take, and with convolutions): layers of many parameters and few samples
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Mapping
 
 import msgspec
@@ -99,7 +101,7 @@ def _unless_dense(
 
 
 def placed_bags(graph: GraphFacts, cluster: ClusterFacts) -> dict[str, VariableStrategy]:
-    """Tables that are read in bags: whole on a worker where that sends less, or dealt out."""
+    """Tables that are read in bags: on as few workers as can hold them, where that sends less."""
     workers = cluster.workers
     tables = [v for v in graph.trainable.values() if v.sparse and not v.shard_obstacle]
     most = MOST_OF_SHARE * sum(v.bytes for v in tables) / workers
@@ -111,16 +113,20 @@ def placed_bags(graph: GraphFacts, cluster: ClusterFacts) -> dict[str, VariableS
 
     candidates = [v for v in tables if v.bags and v.bags_per_step]
     for variable in common.OwnerQueue.largest_first(candidates):
-        best = common.bags(variable, None, cluster)
-        free = [w for w in range(workers) if owned[w] + variable.bytes <= most]
-        if free:
-            worker = min(free, key=lambda w: (sent[w], owned[w], w))
-            whole = common.bags(variable, worker, cluster)
-            if cost(variable, whole) <= cost(variable, best):
-                best = whole
-                owned[worker] += variable.bytes
-                sent[worker] += cost(variable, whole)
+        best = common.bags(variable, cluster.everyone, cluster)
+        for count in range(1, workers):
+            some = common.bags(variable, range(count), cluster)
+            if cost(variable, some) > cost(variable, best):
+                break  # more of them would send more
+            share = variable.bytes / count
+            free = [w for w in range(workers) if owned[w] + share <= most]
+            if len(free) >= count:
+                owners = heapq.nsmallest(count, free, key=lambda w: (sent[w], owned[w], w))
+                best = common.bags(variable, sorted(owners), cluster)
+                break
         chosen[variable.name] = best
-        if best.partition != "whole":
-            owned = [size + variable.bytes / workers for size in owned]
+        each = cost(variable, best) / len(best.owners)
+        for owner in best.owners:
+            owned[owner] += variable.bytes / len(best.owners)
+            sent[owner] += each
     return chosen
