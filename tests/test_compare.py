@@ -13,7 +13,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks import compare
+from benchmarks import builders, compare
+from benchmarks.builders import AUTO
 from benchmarks.comparison import report
 from benchmarks.comparison.limits import Lookups, least_bytes, lookups_of_step
 from benchmarks.comparison.report import Comparison, Row
@@ -104,6 +105,29 @@ def test_ratios_are_of_rounds_in_which_both_took_part() -> None:
     assert rows["fsdp2"].failure == "did not end"
     assert report.reached(played, wire=0.0) == 0.5
     assert report.reached(played, wire=0.8) == pytest.approx(0.8)
+
+
+def test_builders_far_from_hybrid_take_no_turns() -> None:
+    times = {HYBRID: 1.0, COMPUTATION: 0.1, AUTO: 1.4, "parallax-ps": 1.6}
+    trials: dict[str, Trial | str] = {
+        name: Trial([0.5], seconds, 1, 2, 3, 4.0) for name, seconds in times.items()
+    }
+    fit = {name: trial for name, trial in trials.items() if isinstance(trial, Trial)}
+    playing = list(compare._near(fit))
+    assert playing == [HYBRID, COMPUTATION, AUTO]
+    played = turns(HYBRID, 1.0, 1.0) + turns(COMPUTATION, 0.1, 0.1) + turns(AUTO, 0.9, 0.9)
+    rows = report.compare(list(times), trials, [played], [playing])
+    result = Comparison("lm-50k", 4, 1, "1gbit", rows, 0.1, 2e6, 0.016, 0.5)
+    assert builders.table(result, AUTO) == (
+        "**lm-50k: 4 hosts x 1, 1gbit.** parallax-auto takes 0.90 of the time of the best other,"
+        " parallax-hybrid.\n"
+        "\n"
+        "| system | ms/step | of the fastest | MB sent |\n"
+        "| --- | --- | --- | --- |\n"
+        "| parallax-auto | 900.0 | 1.00 | 0.00 |\n"
+        "| parallax-hybrid | 1,000.0 | 1.11 | 0.00 |\n"
+        "| parallax-ps | 1,600.0 | 1.78 | tried only |\n"
+    )
 
 
 def test_a_table_says_what_failed_and_what_the_limit_is() -> None:
