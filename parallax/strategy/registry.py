@@ -8,7 +8,6 @@ its own by :func:`register`, before ``get_runner`` and on every worker.
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -136,7 +135,10 @@ NONE = Synchronizer("none", _none_sent, check=_is_not_trained)
 """Of a variable that receives no gradient."""
 
 _HOME = "parallax.rewrite.synchronizers"
-_MODULES = ("rows", "bags", "scatter", "dense", "factors")
+_MODULES = (
+    *("rows", "allgather", "bags", "scatter", "allreduce", "broadcast", "owner"),
+    *("factors", "factor_push"),
+)
 """Files of ``rewrite/synchronizers``; their rewriting passes run in this order."""
 
 _known: dict[str, Synchronizer] = {}
@@ -145,8 +147,8 @@ _known: dict[str, Synchronizer] = {}
 def synchronizers() -> Mapping[str, Synchronizer]:
     """All synchronisers by name, in the order in which their passes run."""
     if not _known:
-        found = [importlib.import_module(f"{_HOME}.{name}").SYNCHRONIZERS for name in _MODULES]
-        _known.update({one.name: one for one in (NONE, *itertools.chain(*found))})
+        found = [importlib.import_module(f"{_HOME}.{name}").SYNCHRONIZER for name in _MODULES]
+        _known.update({one.name: one for one in (NONE, *found)})
     return _known
 
 

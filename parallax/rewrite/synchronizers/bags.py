@@ -177,17 +177,15 @@ def _problems(
     return [("synchronizer", "bags is for variables that are read in bags only", remedy)]
 
 
-SYNCHRONIZERS = (
-    Synchronizer(
-        "bags",
-        _exchanged,
-        synchronize_bags,
-        part=_part,
-        messages=3,
-        sparse=True,
-        sharded=True,
-        some=True,
-        partitions=("cyclic", "whole"),
-        check=_problems,
-    ),
+SYNCHRONIZER = Synchronizer(
+    "bags",
+    _exchanged,
+    synchronize_bags,
+    part=_part,
+    messages=3,
+    sparse=True,
+    sharded=True,
+    some=True,
+    partitions=("cyclic", "whole"),
+    check=_problems,
 )

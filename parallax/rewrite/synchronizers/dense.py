@@ -1,4 +1,4 @@
-"""Dense gradients: AllReduce in buckets, or a push of each owner's rows."""
+"""What synchronisers of dense gradients share: buckets, for AllReduce or a push to owners."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.variables import Variable
-from parallax.ops.reductions import remote_share
 from parallax.ops.resources import put_gradient, wait_gradients
 from parallax.ops.specs import BucketEntry, BucketsSpec
 from parallax.rewrite.context import Rewriting
-from parallax.strategy.cost import gradient_bytes, summed_bytes
-from parallax.strategy.data import VariableStrategy, everyone
-from parallax.strategy.encoders import BlockEncoder, encoder_of
+from parallax.strategy.data import VariableStrategy
 from parallax.strategy.messages import is_own_product, known_after
-from parallax.strategy.registry import MessageKind, Synchronizer, facts
+from parallax.strategy.registry import MessageKind, facts
 
 aten: Any = torch.ops.aten
 
@@ -135,38 +132,6 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
     return tuple(entries)
 
 
-def _reduced(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
-    """Of a ring: gradients once around, and their sums; by host they are not encoded inside."""
-    size = gradient_bytes(variable, choice)
-    if choice.hierarchy == "hosts" and choice.encoder != "none":
-        inside = 2 * (1 - hosts / workers) * summed_bytes(variable)
-        return inside + _reduced_across(variable, choice, workers, hosts)
-    return 2 * (workers - 1) / workers * size
-
-
-def _reduced_across(
-    variable: Variable, choice: VariableStrategy, workers: int, hosts: int
-) -> float:
-    """One link of the ring leaves each host; by host, a ring for each place in a host.
-
-    Encoded blocks go to the worker that sums them, and their sums to all.
-    """
-    size = gradient_bytes(variable, choice)
-    if choice.hierarchy == "hosts":
-        return 2 * (hosts - 1) / hosts * size * hosts / workers
-    if isinstance(encoder_of(choice), BlockEncoder):
-        return 2 * (hosts - 1) / hosts * size
-    if choice.reduction != "auto":
-        order = choice.order or everyone(workers)
-        return size * remote_share(choice.reduction, order, hosts)
-    return 2 * (workers - 1) / workers * size * hosts / workers
-
-
-def _broadcast(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
-    """The whole gradient to each other worker."""
-    return (workers - 1) * summed_bytes(variable)
-
-
 def scatter_and_gather(
     variable: Variable, choice: VariableStrategy, workers: int, hosts: int
 ) -> float:
@@ -179,35 +144,3 @@ def half_each_way(
 ) -> float:
     """As much as gradients, new values."""
     return 0.5
-
-
-SYNCHRONIZERS = (
-    Synchronizer(
-        "allreduce",
-        _reduced,
-        synchronize_dense,
-        across=_reduced_across,
-        messages=2,
-        dense=True,
-        by_host=True,
-        pieces=True,
-        axes=True,
-        reduces=True,
-        encodes=True,
-        merges=True,
-    ),
-    Synchronizer("broadcast", _broadcast, synchronize_dense, dense=True, merges=True),
-    Synchronizer(
-        "owner",
-        scatter_and_gather,
-        synchronize_dense,
-        part=half_each_way,
-        messages=2,
-        dense=True,
-        sharded=True,
-        whole=True,
-        partitions=("whole", "block"),
-        axes=True,
-        merges=True,
-    ),
-)

@@ -1,200 +1,15 @@
-"""Gradients that are products, of matrices or by a convolution, sent as their factors.
+"""Sufficient-factor broadcasting (Poseidon, thesis section 3.3).
 
-``factors`` (sufficient-factor broadcasting; Poseidon, thesis section 3.3): every worker sends both
-factors to all, and each multiplies the stacked ones. For the weight of a convolution they are the
-images that went in and the gradients of those that came out. ``factor_push`` (Project Adam): they
-go to the variable's owner alone, which multiplies, updates, and sends the new values back.
+Every worker sends both factors of a gradient to all, and each multiplies the stacked ones.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-from torch.fx import Node
-
-from parallax.graph.aliases import base_of, writes_to
-from parallax.graph.compute import computes_much
-from parallax.graph.factors import Product, products_of
 from parallax.graph.variables import Variable
-from parallax.ops.factors import SIZES, WHOLE, WORDS, FactorEntry, FactorsSpec, shapes_of_factors
-from parallax.ops.resources import finish, start
-from parallax.rewrite.blocks import can_multiply_in_blocks
-from parallax.rewrite.context import Phase, Rewriting
+from parallax.rewrite.synchronizers.factor_exchange import all_products, synchronize_factors
 from parallax.strategy.cost import factor_bytes
 from parallax.strategy.data import VariableStrategy
-from parallax.strategy.registry import MessageKind, Synchronizer, facts
-
-aten: Any = torch.ops.aten
-
-LEAST_BYTES = 1 << 20
-"""From this size on, a matrix is worth not being written."""
-
-
-def synchronize_factors(work: Rewriting) -> None:
-    """Send factors instead of multiplying them; multiply what came where it is first used."""
-    for phase in work.phases:
-        for synchronizer in SYNCHRONIZERS:
-            names = set(work.names_with(synchronizer.name))
-            marks = [mark for mark in phase.marks if mark.args[1] in names]
-            if marks:
-                _phase(work, phase, marks)
-
-
-def _phase(work: Rewriting, phase: Phase, marks: list[Node]) -> None:
-    order = work.order()
-    products = {mark: products_of(mark) for mark in marks}
-    known = {
-        mark: max((p.node for p in products[mark]), key=order.__getitem__, default=mark)
-        for mark in marks
-    }
-    marks = sorted(marks, key=lambda mark: order[known[mark]])
-    messages: dict[object, list[Node]] = {}
-    for mark in marks:
-        variable = work.analysis.variables[str(mark.args[1])]
-        key = (variable.dtype, work.strategy.variables[variable.name].group)
-        messages.setdefault(key, []).append(mark)
-    ordered = [mark for group in messages.values() for mark in group]
-    numbers = {mark: n for n, group in enumerate(messages.values()) for mark in group}
-    alone = not any(_in_buckets(work, mark) for mark in phase.marks)
-    entries = tuple(_entry(work, mark, products[mark], numbers[mark]) for mark in ordered)
-    multiplied = {mark: entry.multiplied for mark, entry in zip(ordered, entries, strict=True)}
-    resource = work.resource(FactorsSpec(tuple(e.name for e in entries), entries, alone), "factors")
-    starts = [p.node for group in products.values() for p in group] + list(known.values())
-    heavy = [next(node for node in order if computes_much(node))] if any(products.values()) else []
-    with work.graph.inserting_before(min(starts + heavy, key=order.__getitem__)):
-        sizes = [size for mark in ordered for size in _sizes(work, mark, products[mark])]
-        work.call(start, resource, SIZES, sizes)
-    if alone:
-        with work.graph.inserting_before(phase.first_use):
-            work.call(finish, resource, WORDS)
-    for number, group in enumerate(messages.values()):
-        _send(work, resource, number, group, products, known[group[-1]])
-        _receive(work, resource, number, group, products, order, phase, multiplied)
-
-
-def _in_buckets(work: Rewriting, mark: Node) -> bool:
-    """Whether the control words travel with a gradient."""
-    one = facts(work.strategy.variables[str(mark.args[1])])
-    return one.merges and not one.factors
-
-
-def _entry(work: Rewriting, mark: Node, products: list[Product], message: int) -> FactorEntry:
-    variable = work.analysis.variables[str(mark.args[1])]
-    choice = work.strategy.variables[variable.name]
-    owner = choice.owners[0] if choice.owners else None
-    return FactorEntry(
-        variable.name,
-        variable.shape,
-        variable.dtype,
-        choice.average,
-        message,
-        products[0].settings if products else (),
-        owner,
-        multiplied=not (products and _is_left_to_update(work, mark)),
-        operations=variable.factor_operations,
-    )
-
-
-def _sizes(work: Rewriting, mark: Node, products: list[Product]) -> list[int | Node]:
-    """What is told of a gradient's factors before they are sent."""
-    fixed = shapes_of_factors(work.analysis.variables[str(mark.args[1])].shape)
-    if not products:
-        return [WHOLE] * sum(shape.count(None) for shape in fixed)
-    found = []
-    for known, shape in zip(fixed, products[0].shapes, strict=True):
-        samples = sum(product.size for product in products)
-        pairs = zip(known, (samples, *shape[1:]), strict=True)
-        found += [work.size(size) for usual, size in pairs if usual is None]
-    return found
-
-
-def _is_left_to_update(work: Rewriting, mark: Node) -> bool:
-    """Whether the update multiplies the factors itself: a large matrix is not written then."""
-    variable = work.analysis.variables[str(mark.args[1])]
-    one = facts(work.strategy.variables[variable.name])
-    large = len(variable.shape) == 2 and variable.bytes >= LEAST_BYTES
-    large &= variable.dtype.itemsize >= 4
-    return large and not one.sharded and can_multiply_in_blocks(work, variable.name, mark)
-
-
-def _send(
-    work: Rewriting,
-    resource: Node,
-    number: int,
-    marks: list[Node],
-    products: dict[Node, list[Product]],
-    last: Node,
-) -> None:
-    """Start a message where the last of its factors is known.
-
-    A gradient that is a product no longer (in a graph that was captured later) travels whole.
-    """
-    pairs = []
-    for mark in marks:
-        if not products[mark]:
-            pairs.append([mark.args[0]])
-            continue
-        factors = [[_factor(work, product, i) for product in products[mark]] for i in (0, 1)]
-        with work.graph.inserting_before(last):
-            pairs.append([f[0] if len(f) == 1 else _stack(work, f) for f in factors])
-    with work.graph.inserting_before(last):
-        work.call(start, resource, number, pairs)
-
-
-def _factor(work: Rewriting, product: Product, index: int) -> Node:
-    """One factor [K, M] of a product, before the product: a copy if its memory is changed."""
-    source, transposed = product.factors[index]
-    value = source.meta["val"]
-    with work.graph.inserting_before(product.node):
-        if any(True for _ in writes_to(base_of(source))):
-            source = work.call(aten.clone.default, source)
-            source.meta["val"] = value
-        if transposed:
-            source = work.call(aten.t.default, source)
-            source.meta["val"] = value.t()
-    return source
-
-
-def _stack(work: Rewriting, factors: list[Node]) -> Node:
-    stacked = work.call(aten.cat.default, factors)
-    stacked.meta["val"] = torch.cat([factor.meta["val"] for factor in factors])
-    return stacked
-
-
-def _receive(
-    work: Rewriting,
-    resource: Node,
-    number: int,
-    marks: list[Node],
-    products: dict[Node, list[Product]],
-    order: dict[Node, int],
-    phase: Phase,
-    multiplied: dict[Node, bool],
-) -> None:
-    users = [user for mark in marks for user in mark.users]
-    first_use = min(users, key=order.__getitem__, default=phase.first_use)
-    if phase.wait is not None and any(multiplied[mark] for mark in marks):
-        # While buckets are under way there is time to multiply.
-        first_use = phase.wait
-    with work.graph.inserting_before(first_use):
-        gradients = work.call(finish, resource, number)
-        for index, mark in enumerate(marks):
-            value = work.item(gradients, index)
-            if not multiplied[mark]:
-                name = str(mark.args[1])
-                work.multiplied[name] = value
-                work.analysis.components[name].members[value] = None
-            value.meta.update(mark.meta)
-            mark.replace_all_uses_with(value)
-    for mark in marks:
-        source = mark.args[0]
-        assert isinstance(source, Node)
-        work.graph.erase_node(mark)
-        if not source.users and source.op == "call_function":
-            work.graph.erase_node(source)
-        for product in products[mark]:
-            product.drop()
+from parallax.strategy.registry import Synchronizer
 
 
 def _to_all(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
@@ -202,44 +17,12 @@ def _to_all(variable: Variable, choice: VariableStrategy, workers: int, hosts: i
     return (workers - 1) * factor_bytes(variable)
 
 
-def _to_owner(variable: Variable, choice: VariableStrategy, workers: int, hosts: int) -> float:
-    """Both factors to the owner, and the whole matrix back, which the owner sends alone."""
-    return (workers - 1) / workers * (factor_bytes(variable) + variable.bytes)
-
-
-def _all_products(variable: Variable, workers: int) -> float:
-    """The products of all other workers' factors."""
-    return (workers - 1) * variable.factor_operations
-
-
-def _part_of_push(
-    kind: MessageKind, variable: Variable, choice: VariableStrategy, workers: int
-) -> float:
-    own = factor_bytes(variable) if kind == "factors" else variable.bytes
-    return own / (factor_bytes(variable) + variable.bytes)
-
-
-SYNCHRONIZERS = (
-    Synchronizer(
-        "factors",
-        _to_all,
-        synchronize_factors,
-        computes=_all_products,
-        dense=True,
-        factors=True,
-        merges=True,
-    ),
-    Synchronizer(
-        "factor_push",
-        _to_owner,
-        synchronize_factors,
-        computes=_all_products,
-        part=_part_of_push,
-        messages=2,
-        dense=True,
-        factors=True,
-        sharded=True,
-        whole=True,
-        merges=True,
-    ),
+SYNCHRONIZER = Synchronizer(
+    "factors",
+    _to_all,
+    synchronize_factors,
+    computes=all_products,
+    dense=True,
+    factors=True,
+    merges=True,
 )

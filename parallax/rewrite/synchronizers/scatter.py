@@ -108,18 +108,16 @@ def _problems(
     return [("synchronizer", problem, "use rows, owner or allreduce")]
 
 
-SYNCHRONIZERS = (
-    Synchronizer(
-        NAME,
-        scatter_and_gather,
-        synchronize_scattered,
-        part=half_each_way,
-        messages=2,
-        dense=True,
-        sharded=True,
-        partitions=("block",),
-        axes=True,
-        merges=True,
-        check=_problems,
-    ),
+SYNCHRONIZER = Synchronizer(
+    NAME,
+    scatter_and_gather,
+    synchronize_scattered,
+    part=half_each_way,
+    messages=2,
+    dense=True,
+    sharded=True,
+    partitions=("block",),
+    axes=True,
+    merges=True,
+    check=_problems,
 )
