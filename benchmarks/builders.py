@@ -4,7 +4,8 @@
     python -m benchmarks.builders --partitions --workers-per-host 2
 
 All are parallax, on a virtual cluster, and take turns in the same processes as far as memory
-permits. For each workload the table has the time of each in units of the fastest. Builders whose
+permits. For each workload the table has the time of each in units of the fastest, and a letter for
+its strategy: builders may come to the same, whose times differ by chance only. Builders whose
 step takes 1.5 times HYBRID's when they are tried take no turns. The search takes its steps before
 the turns begin.
 
@@ -70,15 +71,22 @@ def table(result: Comparison, subject: str) -> str:
     others = [row for row in rows if row.system != subject]
     own = next((row for row in rows if row.system == subject), None)
     rate = result.rate or "not shaped"
+    strategies = _letters(result)
+    alike = [
+        row.system
+        for row in others
+        if strategies.get(row.system, row.system) == strategies.get(subject)
+    ]
     lines = [
         f"**{result.workload}: {result.hosts} hosts x {result.workers_per_host}, {rate}.** "
-        + (_words(own, others[0]) if own and others else f"{subject} failed."),
+        + (_words(own, others[0], alike) if own and others else f"{subject} failed."),
         "",
-        "| system | ms/step | of the fastest | MB sent |",
-        "| --- | --- | --- | --- |",
+        "| system | strategy | ms/step | of the fastest | MB sent |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        cells = [row.system, f"{row.seconds * 1e3:,.1f}", f"{row.ratio / rows[0].ratio:.2f}"]
+        cells = [row.system, strategies.get(row.system, ""), f"{row.seconds * 1e3:,.1f}"]
+        cells.append(f"{row.ratio / rows[0].ratio:.2f}")
         sent = f"{row.sent_bytes / report.MEGA:,.2f}" if row.rounds else "tried only"
         lines.append("| " + " | ".join([*cells, sent]) + " |")
     told = {turn.system: turn.told for turns in result.turns for turn in turns if turn.told}
@@ -87,11 +95,19 @@ def table(result: Comparison, subject: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _words(own: Row, best: Row) -> str:
-    return (
+def _words(own: Row, best: Row, alike: Sequence[str]) -> str:
+    words = (
         f"{own.system} takes {own.ratio / best.ratio:.2f} of the time of the best other, "
-        f"{best.system}."
+        f"{best.system}"
     )
+    return f"{words}; it has the strategy of {', '.join(alike)}." if alike else f"{words}."
+
+
+def _letters(result: Comparison) -> dict[str, str]:
+    """By system, a letter for its strategy; the same where it is the same."""
+    found = {t.system: t.strategy for turns in result.turns for t in turns if t.strategy}
+    letters = {one: chr(ord("A") + n) for n, one in enumerate(dict.fromkeys(found.values()))}
+    return {system: letters[strategy] for system, strategy in found.items()}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -82,6 +82,7 @@ class Turn(msgspec.Struct, frozen=True):
         idle_seconds: per step, in which the average worker's training thread runs no operation, if
             the turn was traced.
         told: what else the system has to say; the same in all its turns.
+        strategy: of parallax, a hash of how it synchronises each variable; equal ones are alike.
     """
 
     system: str
@@ -93,3 +94,4 @@ class Turn(msgspec.Struct, frozen=True):
     predicted_seconds: float = 0.0
     idle_seconds: float = 0.0
     told: str = ""
+    strategy: str = ""

@@ -8,6 +8,7 @@ runs under torchrun's environment variables on each host of a virtual cluster.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import resource
 import statistics
@@ -122,6 +123,7 @@ def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
             turn,
             predicted_seconds=expected.get(turn.system, 0.0),
             told=getattr(built[turn.system], "told", ""),
+            strategy=_strategy(built[turn.system]),
         )
         for turn in turns
     ]
@@ -155,6 +157,16 @@ def _predicted(built: Mapping[str, Step], turns: Sequence[Turn]) -> dict[str, fl
             if time_of_step is not None:
                 found[name] = time_of_step.step
     return found
+
+
+def _strategy(step: Step) -> str:
+    """A hash of what a runner decided, whatever its reasons; empty for others."""
+    runner = getattr(step, "__self__", None)
+    if not isinstance(runner, parallax.Runner) or runner.strategy is None:
+        return ""
+    choices = runner.strategy.variables.items()
+    decided = {name: msgspec.structs.replace(choice, why="") for name, choice in choices}
+    return hashlib.sha256(msgspec.json.encode(decided)).hexdigest()[:16]
 
 
 def _forever(step: Step, data: list[Batch]) -> Callable[[], None]:
