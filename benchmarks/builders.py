@@ -104,8 +104,13 @@ def _words(own: Row, best: Row, alike: Sequence[str]) -> str:
 
 
 def _letters(result: Comparison) -> dict[str, str]:
-    """By system, a letter for its strategy; the same where it is the same."""
-    found = {t.system: t.strategy for turns in result.turns for t in turns if t.strategy}
+    """By system, a letter for its strategy; the same where it is the same. HYBRID's, which is in
+    every group of systems, is that of the first, as its times are."""
+    found: dict[str, str] = {}
+    for turns in result.turns:
+        for turn in turns:
+            if turn.strategy:
+                found.setdefault(turn.system, turn.strategy)
     letters = {one: chr(ord("A") + n) for n, one in enumerate(dict.fromkeys(found.values()))}
     return {system: letters[strategy] for system, strategy in found.items()}
 
