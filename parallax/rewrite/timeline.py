@@ -22,7 +22,14 @@ from parallax.ops.specs import ResourceSpec, RowsSpec, TableSpec
 from parallax.rewrite.context import WorkerGraph
 from parallax.strategy.data import Strategy
 from parallax.strategy.registry import facts
-from parallax.strategy.timeline import Awaited, Computed, Item, Started, merged
+from parallax.strategy.timeline import (
+    TIMES_BY_HOST,
+    Awaited,
+    Computed,
+    Item,
+    Started,
+    merged,
+)
 
 # Small operations for each table of an exchange, as its runtime has them, three times as many: that
 # is what it takes to call them. Bags of all tables are handled together.
@@ -64,9 +71,11 @@ class _Reading:
         passes: int,
         sorts: int = 0,
         together: bool = False,
+        times: int = 1,
     ) -> None:
         """What the exchange itself computes: for each table (or for all together) so many small
-        operations, so many passes over its touched rows, and so many times its ids are sorted."""
+        operations, so many passes over its touched rows, and so many times its ids are sorted; all
+        of it so many times."""
         size = 0.0
         for table in tables:
             variable = self.variables[table.name]
@@ -74,7 +83,7 @@ class _Reading:
             ids = max(variable.ids_per_step, share * variable.rows)
             size += passes * share * variable.bytes + sorts * SORTED * ids
         calls = 1 if together else len(tables)
-        self.items.append(Computed(0, round(size), nodes * calls, added=True))
+        self.items.append(Computed(0, round(times * size), times * nodes * calls, added=True))
 
     def copied(self, names: Sequence[str], passes: int) -> None:
         """Passes over dense variables by the exchange itself."""
@@ -168,11 +177,16 @@ def _bytes(node: Node, touched: Mapping[tuple[int, ...], float]) -> int:
     return round(touched.get(sizes, 1.0) * math.prod(sizes) * value.element_size())
 
 
+def _times(spec: Any) -> int:
+    return TIMES_BY_HOST if isinstance(spec, RowsSpec) and spec.by_host else 1
+
+
 def _pull_rows(reading: _Reading, node: Node, spec: Any) -> None:
     names = [table.name for table in spec.tables]
-    reading.work(spec.tables, ASKING, 0, 1)
+    times = _times(spec)
+    reading.work(spec.tables, ASKING, 0, 1, times=times)
     reading.exchange("ids", names)
-    reading.work(spec.tables, SERVING, 2, 1)
+    reading.work(spec.tables, SERVING, 2, 1, times=times)
     messages: Any = node.args[3]
     reading.later[node] = [tuple(names[t] for t in tables) for tables in messages]
     reading.next_rows(node)
@@ -198,7 +212,7 @@ def _unique_rows(reading: _Reading, node: Node, spec: Any) -> None:
 def _push_rows(reading: _Reading, node: Node, spec: Any) -> None:
     tables: Any = node.args[2]
     names = [spec.tables[t].name for t in tables]
-    reading.work([spec.tables[t] for t in tables], SENDING, 3)
+    reading.work([spec.tables[t] for t in tables], SENDING, 3, times=_times(spec))
     reading.numbers[node] = [reading.start("rows" if spec.sharded else "gathered", names)]
 
 
@@ -223,7 +237,8 @@ def _receive(reading: _Reading, node: Node, spec: Any) -> None:
     copies, rows = 1, isinstance(spec, RowsSpec)
     if rows and not spec.sharded:
         copies = reading.workers  # the rows of all workers come, and are sorted then
-    reading.work(spec.tables, RECEIVING, 3 * copies, copies - 1, together=not rows)
+    work = (RECEIVING, 3 * copies, copies - 1)
+    reading.work(spec.tables, *work, together=not rows, times=_times(spec))
 
 
 def _put_gradient(reading: _Reading, node: Node, spec: Any) -> None:

@@ -78,6 +78,7 @@ class Synchronizer:
         across: bytes of them that go to other hosts; as many as other hosts have workers if None.
         part: of the bytes, that one message carries.
         computes: multiplications and additions of a worker's step beside those of one device.
+        calls: small operations that its exchange takes for each variable.
         messages: of a step that wait for one another.
         dense: it aggregates the whole gradient of a variable, sparse or not.
         sparse: it needs a variable of which rows are looked up.
@@ -102,6 +103,7 @@ class Synchronizer:
     across: Formula | None = None
     part: Part = _fair
     computes: Operations = _no_operations
+    calls: int = 0
     messages: int = 1
     dense: bool = False
     sparse: bool = False

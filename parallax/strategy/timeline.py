@@ -16,6 +16,9 @@ from parallax.strategy.cost import message_seconds, seconds_at_owners
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.registry import MessageKind, facts
 
+TIMES_BY_HOST = 2
+"""Rows are asked for and handed on inside each host, and between hosts once more."""
+
 
 @dataclass(frozen=True)
 class Computed:
@@ -91,7 +94,10 @@ class Speed:
 
     def added(self, variable: Variable, choice: VariableStrategy, workers: int) -> float:
         """Seconds that a worker's step computes longer than that of one device, for a variable."""
-        return self.crowding * facts(choice).computes(variable, workers) / self.operations
+        one = facts(choice)
+        calls = one.calls * (TIMES_BY_HOST if choice.hierarchy == "hosts" else 1)
+        operations = one.computes(variable, workers)
+        return self.crowding * (operations / self.operations + calls * self.node)
 
     def seconds(self, part: Computed) -> float:
         """Time of some computation: products and the rest one after the other."""

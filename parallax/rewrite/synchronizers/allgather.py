@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from parallax.graph.variables import Variable
 from parallax.rewrite.synchronizers.row_exchange import synchronize_rows
+from parallax.rewrite.timeline import ASKING, RECEIVING, SENDING
 from parallax.strategy.cost import sent_row_bytes, touched_rows
 from parallax.strategy.data import VariableStrategy
 from parallax.strategy.registry import Synchronizer
@@ -16,5 +17,11 @@ def _gathered(variable: Variable, choice: VariableStrategy, workers: int, hosts:
 
 
 SYNCHRONIZER = Synchronizer(
-    "allgather", _gathered, synchronize_rows, messages=3, sparse=True, casts=True
+    "allgather",
+    _gathered,
+    synchronize_rows,
+    calls=ASKING + SENDING + RECEIVING,
+    messages=3,
+    sparse=True,
+    casts=True,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from parallax.graph.variables import Variable
 from parallax.rewrite.synchronizers.row_exchange import synchronize_rows
+from parallax.rewrite.timeline import ASKING, RECEIVING, SENDING, SERVING
 from parallax.strategy.cost import (
     bytes_across,
     part_of_exchange,
@@ -55,6 +56,7 @@ SYNCHRONIZER = Synchronizer(
     synchronize_rows,
     across=_exchanged_across,
     part=_part_of_rows,
+    calls=ASKING + SERVING + SENDING + RECEIVING,
     messages=3,
     sparse=True,
     sharded=True,

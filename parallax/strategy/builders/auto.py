@@ -171,7 +171,6 @@ def _priced(
     variable: Variable, choice: VariableStrategy, network: Network, speed: Speed | None
 ) -> Priced:
     """A choice with its cost, in two levels where that is faster."""
-    computed = 0.0 if speed is None else speed.added(variable, choice, network.whole.workers)
     levels = [choice]
     if network.host is not None and facts(choice).by_host:
         levels.append(msgspec.structs.replace(choice, hierarchy="hosts"))
@@ -179,9 +178,10 @@ def _priced(
     for one in levels:
         latency = _latency(one, network)
         whole = communication_seconds([(variable, one)], network)
-        costs.append((whole, max(whole - latency, 0.0), latency))
+        computed = 0.0 if speed is None else speed.added(variable, one, network.whole.workers)
+        costs.append((whole + computed, max(whole - latency, 0.0) + computed, latency))
     _, seconds, latency = min(costs)
-    return Priced(choice, seconds + computed, latency)
+    return Priced(choice, seconds, latency)
 
 
 def _latency(choice: VariableStrategy, network: Network) -> float:
