@@ -282,6 +282,20 @@ def test_auto_counts_what_products_of_factors_take() -> None:
     assert chosen(replace(SPEED, operations=1e6)).synchronizer == "allreduce"
 
 
+def test_auto_counts_what_an_exchange_of_rows_calls() -> None:
+    cold = replace(TABLE, shape=(100_000, 16), sparsity=0.01)
+    graph = GraphFacts.of([cold, dense("w", 1000, 100)])
+    whys = []
+    for node in (0.0, 1e-3):
+        cluster = ClusterFacts(4, network=SLOW, speed=replace(SPEED, node=node))
+        chosen = Auto().build(graph, cluster).variables["table"]
+        assert chosen.synchronizer == "rows"
+        whys.append([float(part.split()[-2]) for part in chosen.why.split(";")])
+    more = [slow - fast for slow, fast in zip(whys[1], whys[0], strict=True)]
+    # Operations of a millisecond each; gathered rows are not asked for at owners.
+    assert more == pytest.approx([156, 120], abs=1)
+
+
 def test_auto_gives_up_messages_that_are_not_worth_their_latency() -> None:
     small = replace(TABLE, shape=(100, 4), sparsity=0.5)
     # Rows would send less, but cost three exchanges of 10 ms; the dense one needs AllReduce.
