@@ -18,7 +18,7 @@ from parallax.graph.discovery import discover
 from parallax.graph.variables import Variable
 from parallax.ops import factors as ops_factors
 from parallax.rewrite import blocks
-from parallax.rewrite.synchronizers import factors
+from parallax.rewrite.synchronizers import factor_exchange
 from parallax.runtime.comm import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import ClusterFacts, GraphFacts, StrategyBuilder, find_builder
@@ -239,7 +239,7 @@ def multiplied_in_blocks(
         return ops_factors.update_by_product(*args)
 
     with (
-        mock.patch.object(factors, "LEAST_BYTES", 1),
+        mock.patch.object(factor_exchange, "LEAST_BYTES", 1),
         mock.patch.object(ops_factors, "BLOCK_BYTES", 1),
         mock.patch.object(blocks, "update_by_product", counting),
     ):

@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 from parallax.ops.specs import TableSpec
-from parallax.rewrite.synchronizers import rows as rows_pass
+from parallax.rewrite.synchronizers import row_exchange as rows_pass
 from parallax.runtime import rows as row_exchange
 from parallax.runtime.comm import World
 from parallax.runtime.dense import Buckets
