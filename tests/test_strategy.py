@@ -85,7 +85,7 @@ def test_layouts_divide_rows(partition: str, rows: int, workers: int, owner: int
     assert torch.equal(layout.assemble(shards), whole)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.long), 3])
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))]
 )

@@ -68,7 +68,7 @@ def test_rows_of_a_last_batch_vary_too() -> None:
     [
         ("tagger", "adam", "HYBRID"),
         ("tagger", "momentum", "PS"),
-        ("gru", "adam", "HYBRID"),
+        pytest.param("gru", "adam", "HYBRID", marks=pytest.mark.long),
         pytest.param("tagger", "adam", "AR", marks=pytest.mark.long),
         ("bags", "adam", "HYBRID"),
         ("bags", "momentum", "AR"),
