@@ -115,20 +115,29 @@ def test_builders_far_from_hybrid_take_no_turns() -> None:
     fit = {name: trial for name, trial in trials.items() if isinstance(trial, Trial)}
     playing = list(compare._near(fit))
     assert playing == [HYBRID, COMPUTATION, AUTO]
-    played = turns(HYBRID, 1.0, 1.0) + turns(COMPUTATION, 0.1, 0.1) + turns(AUTO, 0.9, 0.9)
-    alike = (HYBRID, AUTO)
-    played = [msgspec.structs.replace(t, strategy="1f" * (t.system in alike)) for t in played]
-    rows = report.compare(list(times), trials, [played], [playing])
+
+
+def test_turns_of_one_strategy_are_put_together() -> None:
+    other, tried = "parallax-horovod", "parallax-ps"
+    times = {HYBRID: [1.0, 2.0], COMPUTATION: [0.1, 0.1], AUTO: [0.8, 1.6], other: [0.6, 1.5]}
+    trial = Trial([0.5], 1.0, 1, 2, 3, 4.0)
+    trials: dict[str, Trial | str] = {**dict.fromkeys(times, trial)}
+    trials[tried] = msgspec.structs.replace(trial, seconds=1.6)
+    played = [turn for name, seconds in times.items() for turn in turns(name, *seconds)]
+    strategies = {HYBRID: "1f", AUTO: "1f", other: "2e"}
+    played = [msgspec.structs.replace(t, strategy=strategies.get(t.system, "")) for t in played]
+    rows = report.compare([*times, tried], trials, [played], [list(times)])
     result = Comparison("lm-50k", 4, 1, "1gbit", rows, 0.1, 2e6, 0.016, 0.5, [played])
+    # Rounds: 0.9 against 0.6, and 1.8 against 1.5.
     assert builders.table(result, AUTO) == (
-        "**lm-50k: 4 hosts x 1, 1gbit.** parallax-auto takes 0.90 of the time of the best other,"
-        " parallax-hybrid; it has the strategy of parallax-hybrid.\n"
+        "**lm-50k: 4 hosts x 1, 1gbit.** parallax-auto takes 1.35 (1.20 - 1.50) of the time of the"
+        " best other strategy, parallax-horovod's; it has the strategy of parallax-hybrid.\n"
         "\n"
-        "| system | strategy | ms/step | of the fastest | MB sent |\n"
-        "| --- | --- | --- | --- | --- |\n"
-        "| parallax-auto | A | 900.0 | 1.00 | 0.00 |\n"
-        "| parallax-hybrid | A | 1,000.0 | 1.11 | 0.00 |\n"
-        "| parallax-ps |  | 1,600.0 | 1.78 | tried only |\n"
+        "| systems of one strategy | ms/step | of the fastest | MB sent |\n"
+        "| --- | --- | --- | --- |\n"
+        "| parallax-horovod | 1,050.0 | 1.00 | 0.00 |\n"
+        "| parallax-hybrid, parallax-auto | 1,350.0 | 1.33 | 0.00 |\n"
+        "| parallax-ps | 1,600.0 | 2.13 | tried only |\n"
     )
 
 
