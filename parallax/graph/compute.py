@@ -12,9 +12,6 @@ from torch.utils.flop_counter import flop_registry
 
 from parallax.graph.sizes import size_of
 
-WORTH_A_MESSAGE = 50_000_000
-"""Operations that take about as long as one more message costs: a millisecond on a CPU core."""
-
 
 def operations(graph: Graph) -> dict[Node, int]:
     """Multiplications and additions of each node that has many; others are left out.

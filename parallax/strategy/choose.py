@@ -15,7 +15,8 @@ from parallax.strategy.builders import (
 )
 from parallax.strategy.data import Strategy
 from parallax.strategy.hierarchy import by_host
-from parallax.strategy.messages import merge_messages
+from parallax.strategy.message_sizes import MessageSizes
+from parallax.strategy.messages import dense_bytes, merge_messages
 from parallax.strategy.timeline import StepTime
 
 
@@ -68,9 +69,14 @@ def choose_strategy(
         return source
 
     def arranged(strategy: Strategy) -> Strategy:
-        if cluster.network is not None:
-            strategy = by_host(strategy, list(analysis.variables.values()), cluster.network)
-        return merge_messages(strategy, analysis)
+        variables, network = analysis.variables, cluster.network
+        if network is None:
+            return merge_messages(strategy, analysis)
+        strategy = by_host(strategy, list(variables.values()), network)
+        if cluster.speed is None:
+            return merge_messages(strategy, analysis)
+        sizes = MessageSizes.measured(network, cluster.speed, dense_bytes(strategy, variables))
+        return merge_messages(strategy, analysis, sizes)
 
     def predicted(strategy: Strategy) -> StepTime:
         assert predict is not None

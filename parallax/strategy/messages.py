@@ -16,41 +16,48 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.aliases import base_of, writes_to
-from parallax.graph.compute import WORTH_A_MESSAGE, split_by_compute
+from parallax.graph.compute import split_by_compute
 from parallax.graph.variables import Analysis, Variable
 from parallax.strategy.cost import factor_bytes
 from parallax.strategy.data import Strategy, VariableStrategy
+from parallax.strategy.message_sizes import MessageSizes
 from parallax.strategy.registry import facts, names_where
 
 aten: Any = torch.ops.aten
 
-Counts = Mapping[Node, int]
-"""What nodes compute."""
-
-BUCKET_BYTES = 8 << 20
-"""A bucket of dense gradients is sent at this size at the latest ..."""
-WORTH_A_BUCKET = 1 << 20
-"""... and at this size if the model goes on computing, so that the two overlap."""
+USUAL = MessageSizes()
 
 
-def merge_messages(strategy: Strategy, analysis: Analysis) -> Strategy:
+def merge_messages(strategy: Strategy, analysis: Analysis, sizes: MessageSizes = USUAL) -> Strategy:
     """The strategy with its groups, pieces and pull groups set, for the order of this graph."""
     chosen = dict(strategy.variables)
-    counts = analysis.operations
-    for name, group in _pulls(strategy, analysis, counts).items():
+    for name, group in _pulls(strategy, analysis, sizes).items():
         chosen[name] = msgspec.structs.replace(chosen[name], pull_group=group)
     numbers: dict[object, int] = {}
-    for name, key in _pushes(strategy, analysis, counts).items():
+    for name, key in _pushes(strategy, analysis, sizes).items():
         group = numbers.setdefault(key, len(numbers) + 1)
         chosen[name] = msgspec.structs.replace(chosen[name], group=group)
     for synchronizer in names_where(lambda one: one.merges):
-        for name, (number, pieces) in _dense(strategy, analysis, counts, synchronizer).items():
+        for name, (number, pieces) in _dense(strategy, analysis, sizes, synchronizer).items():
             group = numbers.setdefault((synchronizer, number), len(numbers) + 1)
             chosen[name] = msgspec.structs.replace(chosen[name], group=group, pieces=pieces)
     return msgspec.structs.replace(strategy, variables=chosen)
 
 
-def _pulls(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, int]:
+def dense_bytes(strategy: Strategy, variables: Mapping[str, Variable]) -> int:
+    """What a worker sends of gradients that are merged in buckets, once each."""
+    return sum(
+        _dense_bytes(variables[name], choice)
+        for name, choice in strategy.variables.items()
+        if facts(choice).merges
+    )
+
+
+def _dense_bytes(variable: Variable, choice: VariableStrategy) -> int:
+    return int(factor_bytes(variable)) if facts(choice).factors else variable.bytes
+
+
+def _pulls(strategy: Strategy, analysis: Analysis, sizes: MessageSizes) -> dict[str, int]:
     """Tables in the order in which they are read, together unless there is work in between."""
     order = list(analysis.step.graph.nodes)
     place = {node: index for index, node in enumerate(order)}
@@ -63,7 +70,7 @@ def _pulls(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, 
             reads = analysis.components[name].whole_reads
         if reads:
             first.setdefault(min(reads, key=place.__getitem__), []).append(name)
-    groups = split_by_compute(first, order, counts, WORTH_A_MESSAGE)
+    groups = split_by_compute(first, order, analysis.operations, sizes.operations)
     return {
         name: number
         for number, nodes in enumerate(groups)
@@ -72,7 +79,7 @@ def _pulls(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, 
     }
 
 
-def _pushes(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str, object]:
+def _pushes(strategy: Strategy, analysis: Analysis, sizes: MessageSizes) -> dict[str, object]:
     """Gradients of rows, in the order in which backward makes them: equal keys travel together."""
     marks = {
         mark: name
@@ -80,7 +87,9 @@ def _pushes(strategy: Strategy, analysis: Analysis, counts: Counts) -> dict[str,
         if facts(strategy.variables[name]).sparse
         for mark in found
     }
-    groups = split_by_compute(marks, analysis.step.graph.nodes, counts, WORTH_A_MESSAGE)
+    groups = split_by_compute(
+        marks, analysis.step.graph.nodes, analysis.operations, sizes.operations
+    )
     return {
         marks[node]: (number, _kind(strategy, analysis, marks[node]))
         for number, nodes in enumerate(groups)
@@ -97,39 +106,39 @@ def _kind(strategy: Strategy, analysis: Analysis, name: str) -> object:
 
 
 def _dense(
-    strategy: Strategy, analysis: Analysis, counts: Counts, synchronizer: str
+    strategy: Strategy, analysis: Analysis, sizes: MessageSizes, synchronizer: str
 ) -> dict[str, tuple[int, int]]:
     """Group and pieces of each dense gradient."""
-    order = list(analysis.step.graph.nodes)
+    order, counts = list(analysis.step.graph.nodes), analysis.operations
     place = {node: index for index, node in enumerate(order)}
     names = [n for n, c in strategy.variables.items() if c.synchronizer == synchronizer]
     marks = [mark for name in names for mark in analysis.gradients.get(name, ())]
     known = {mark: known_after(mark) for mark in marks}
     marks.sort(key=lambda mark: place[known[mark]])
-    groups = split_by_compute([known[m] for m in marks], order, counts, WORTH_A_MESSAGE)
+    groups = split_by_compute([known[m] for m in marks], order, counts, sizes.operations)
     first_of_group = {group[0] for group in groups}
     result: dict[str, tuple[int, int]] = {}
-    sizes: dict[object, tuple[int, float]] = {}
+    filled: dict[object, tuple[int, int]] = {}
     number = -1
     for mark in marks:
         name = str(mark.args[1])
         variable, choice = analysis.variables[name], strategy.variables[name]
         pieces = choice.pieces
         if pieces == 1:
-            pieces = _pieces(choice, variable, mark, known[mark], counts.get(known[mark], 0))
+            pieces = _pieces(choice, variable, mark, known[mark], counts, sizes)
         if pieces > 1:
             number += 1
             result[name] = (number, pieces)
             continue
         if known[mark] in first_of_group:
-            sizes = {key: open_ for key, open_ in sizes.items() if open_[1] < WORTH_A_BUCKET}
+            filled = {key: one for key, one in filled.items() if one[1] < sizes.overlapped}
         key = _kind(strategy, analysis, name)
-        group, size = sizes.get(key, (-1, BUCKET_BYTES))
-        own = factor_bytes(variable) if facts(choice).factors else variable.bytes
-        if size and size + own > BUCKET_BYTES:
+        group, size = filled.get(key, (-1, sizes.most))
+        own = _dense_bytes(variable, choice)
+        if size and size + own > sizes.most:
             number += 1
             group, size = number, 0
-        sizes[key] = (group, size + own)
+        filled[key] = (group, size + own)
         result[name] = (group, 1)
     return result
 
@@ -150,11 +159,16 @@ def is_own_product(mark: Node, known: Node) -> bool:
 
 
 def _pieces(
-    choice: VariableStrategy, variable: Variable, mark: Node, known: Node, count: int
+    choice: VariableStrategy,
+    variable: Variable,
+    mark: Node,
+    known: Node,
+    counts: Mapping[Node, int],
+    sizes: MessageSizes,
 ) -> int:
     """Into how many pieces to cut a product: as each is computed, those before it travel."""
     cut = facts(choice).pieces and choice.hierarchy == "flat" and choice.encoder == "none"
     if not cut or not is_own_product(mark, known):
         return 1
-    most = min(count // WORTH_A_MESSAGE, variable.rows)
-    return max(min(variable.bytes // WORTH_A_BUCKET, most), 1)
+    most = min(counts.get(known, 0) // sizes.operations, variable.rows)
+    return max(min(variable.bytes // sizes.overlapped, most), 1)
