@@ -27,7 +27,7 @@ from benchmarks.comparison import report
 from benchmarks.comparison.arguments import parser_for
 from benchmarks.comparison.report import Comparison, Row
 from benchmarks.comparison.values import Turn
-from benchmarks.peers.systems import COMPUTATION, HYBRID, SYSTEMS
+from benchmarks.peers.systems import HYBRID, SYSTEMS
 from benchmarks.workloads import WORKLOADS
 
 AUTO = "parallax-auto"
@@ -60,9 +60,9 @@ def _systems(partitions: bool, workers: int, chosen: Sequence[str]) -> tuple[str
     """The one that is to be near the fastest, and all of them."""
     if partitions:
         numbers = (f"{PARTITIONS}{number}" for number in range(1, workers + 1))
-        return SEARCH, (HYBRID, COMPUTATION, SEARCH, *(n for n in numbers if n in SYSTEMS))
+        return SEARCH, (HYBRID, SEARCH, *(n for n in numbers if n in SYSTEMS))
     ours = (name for name, one in SYSTEMS.items() if one.module == "ours" and "/" not in one.option)
-    return AUTO, tuple(dict.fromkeys([HYBRID, COMPUTATION, AUTO, *(chosen or ours)]))
+    return AUTO, tuple(dict.fromkeys([HYBRID, AUTO, *(chosen or ours)]))
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -129,7 +129,7 @@ def _ways(result: Comparison, subject: str) -> tuple[list[list[Turn]], list[Way]
     for turns in result.turns:
         for turn in turns:
             found.setdefault(turn.system, turn.strategy or turn.system)
-    rows = {r.system: r for r in result.rows if not r.failure and r.system != COMPUTATION}
+    rows = {r.system: r for r in result.rows if not r.failure}
     order = [name for name in dict.fromkeys((HYBRID, subject, *rows)) if name in rows]
     by_strategy: dict[str, list[str]] = {}
     for name in order:

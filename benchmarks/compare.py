@@ -47,7 +47,7 @@ class Options:
     Args:
         workers_per_host: worker processes on each host.
         rounds: turns of each system.
-        systems: by name, HYBRID and COMPUTATION among them.
+        systems: by name, HYBRID among them; without COMPUTATION there is no limit.
         quick: with tiny models.
         packages: directory with TorchRec; empty without it.
         memory: bytes for all workers together.
@@ -199,31 +199,37 @@ def _put_together(
     members: Sequence[Sequence[str]],
 ) -> Comparison:
     rows = report.compare(names, trials, groups, members)
-    alone = next(row for row in rows if row.system == COMPUTATION)
+    result = Comparison(
+        workload,
+        len(launcher.cluster.hosts),
+        options.workers_per_host,
+        launcher.cluster.rate,
+        rows,
+        turns=[group for group in groups if not isinstance(group, str)],
+    )
+    needed = COMPUTATION if COMPUTATION in names else HYBRID
+    alone = next(row for row in rows if row.system == needed)
     if alone.failure:
         raise VirtualClusterError(
             f"{workload}: the systems {', '.join(members[0])} cannot share processes:"
             f" {alone.failure}",
             "choose fewer of them (--system), or let less memory be used at once (--memory)",
         )
-    trial = trials[COMPUTATION]
+    trial = trials[needed]
+    if needed == HYBRID:
+        return result
     (turns, *_) = [group for group, who in zip(groups, members, strict=True) if COMPUTATION in who]
     assert isinstance(trial, Trial)
     assert not isinstance(turns, str)
     rate = launcher.cluster.rate
     wire = 0.0 if rate is None else trial.cross_bytes * 8 / rate_bits(rate)
-    return Comparison(
-        workload,
-        len(launcher.cluster.hosts),
-        options.workers_per_host,
-        rate,
-        rows,
+    return msgspec.structs.replace(
+        result,
         computation=alone.seconds,
         cross_bytes=trial.cross_bytes,
         wire=wire,
         share=report.reached(turns, wire),
         captured_share=report.reached(turns, wire, CAPTURED),
-        turns=[group for group in groups if not isinstance(group, str)],
     )
 
 

@@ -69,7 +69,8 @@ class Comparison(msgspec.Struct, frozen=True):
         workload: its name.
         hosts, workers_per_host, rate: of the cluster.
         rows: one for each system.
-        computation: seconds that computing takes alone.
+        computation: seconds that computing takes alone; 0, as all that follows from it, if that
+            did not play.
         cross_bytes: least bytes that the average host must send per step.
         wire: seconds that these bytes take on a link.
         share: median over the rounds of max(computation, wire) / HYBRID's time.
@@ -82,10 +83,10 @@ class Comparison(msgspec.Struct, frozen=True):
     workers_per_host: int
     rate: str | None
     rows: list[Row]
-    computation: float
-    cross_bytes: float
-    wire: float
-    share: float
+    computation: float = 0.0
+    cross_bytes: float = 0.0
+    wire: float = 0.0
+    share: float = 0.0
     turns: list[list[Turn]] = []
     captured_share: float = 0.0
 
