@@ -52,6 +52,16 @@ def test_messages_leave_one_after_the_other() -> None:
     assert seconds([*items, Awaited(1)]) == pytest.approx(1.0 + 0.5 + 0.2)
 
 
+def test_few_messages_of_a_group_are_on_their_way_at_once() -> None:
+    """Each of a tenth takes 0.1 s of the link and arrives 0.2 s later."""
+    items: list[Item] = [Started(number, "summed", ("w",), 0.1) for number in range(5)]
+    items += [Awaited(number) for number in range(5)]
+    # Two leave; the third when the first has arrived, at 0.3; and so on.
+    assert seconds(items) == pytest.approx(0.3 + 0.3 + 0.3)
+    items[1], items[3] = Started(1, "rows", ("w",), 0.1), Started(3, "rows", ("w",), 0.1)
+    assert seconds(items) < 0.9
+
+
 def test_the_link_of_an_owner_is_the_narrow_place() -> None:
     """Three send a megabyte each to one worker; to two owners they send at the same time."""
     network = Network(Level(4, 1e6, 0.1))

@@ -1,8 +1,9 @@
 """How long a step takes: computation and messages in their order, and what of them overlaps.
 
 A timeline is what a worker's graph does, without its values: it computes, starts messages, and
-waits for them. Messages share the worker's link and travel one after the other; a wait ends when
-its message has arrived (Poseidon, section 3.2, has the same picture of wait-free backpropagation).
+waits for them. Messages share the worker's link and travel one after the other; a message leaves
+when one of a few that were on their way has arrived, and a wait ends when its message has arrived
+(Poseidon, section 3.2, has the same picture of wait-free backpropagation).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from parallax.strategy.registry import MessageKind, facts
 
 TIMES_BY_HOST = 2
 """Rows are asked for and handed on inside each host, and between hosts once more."""
+LANES = 2
+"""How many messages of a process group are on their way at once: Gloo has as many threads."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,7 @@ def predict(
     scale = speed.crowding if computation is None or not total else computation / total
     clock = free = messages = owed = computing = 0.0
     arrives: dict[int, float] = {}
+    lanes: dict[bool, list[float]] = {}  # of each process group, until when they are
     taken: dict[int, float] = {}  # by owner, until when its link is
     for item in items:
         if isinstance(item, Computed):
@@ -166,7 +170,9 @@ def predict(
             occupied = sending
             clock += message.memory
             computing += message.memory
-            free = max(free, clock) + occupied
+            lane = lanes.setdefault(item.kind == "summed", [0.0] * LANES)
+            first = lane.index(min(lane))
+            free = max(free, clock, lane[first]) + occupied
             there = free
             if item.kind == "owned" and network.host is None:
                 at_owners = seconds_at_owners(chosen, network, item.share)
@@ -174,7 +180,7 @@ def predict(
                     taken[owner] = max(taken.get(owner, 0.0), clock) + seconds
                     there = max(there, taken[owner])
                 occupied = max([occupied, *at_owners.values()])
-            arrives[item.number] = there + latency
+            arrives[item.number] = lane[first] = there + latency
             messages += latency + occupied
             owed += sending * network.whole.bandwidth * network.whole.processing * speed.borrowed
         else:
