@@ -88,11 +88,15 @@ def _trial(task: Task, training: Training, data: list[Batch]) -> Trial:
 
 
 def _rounds(task: Task, training: Training, data: list[Batch]) -> list[Turn]:
-    built = {c.name: SYSTEMS[c.name].build(training) for c in task.contestants}
-    steps = {name: _forever(step, data) for name, step in built.items()}
+    built: dict[str, Step] = {}
+    steps = {}
     for contestant in task.contestants:
+        name = contestant.name
+        built[name] = SYSTEMS[name].build(training)
+        steps[name] = _forever(built[name], data)
+        # Before the next is built: the first step of some gives most of a table's memory back.
         for _ in range(WARMUP_STEPS if contestant.steps > 1 else 2):
-            steps[contestant.name]()
+            steps[name]()
     turns = []
     for number in range(task.rounds):
         playing = [c for c in task.contestants if number < c.rounds]
