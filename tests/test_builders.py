@@ -271,6 +271,18 @@ def test_workers_that_would_drift_apart_are_not_sent_factors() -> None:
         assert "allreduce" in found
 
 
+def test_speed_counts_that_a_table_outside_bags_is_read_by_itself() -> None:
+    bagged = replace(TABLE, bags=True)
+    speed = replace(SPEED, node=1e-3, crowding=2.0)
+
+    def added(variable: Variable, synchronizer: str) -> float:
+        return speed.added(variable, VariableStrategy(synchronizer), 4)
+
+    assert added(bagged, "allreduce") == pytest.approx(2.0 * 100e-3)
+    assert added(bagged, "bags") == added(TABLE, "allreduce") == 0.0
+    assert added(bagged, "rows") - added(TABLE, "rows") == pytest.approx(2.0 * 100e-3)
+
+
 def test_auto_counts_what_products_of_factors_take() -> None:
     def chosen(speed: Speed) -> VariableStrategy:
         graph = GraphFacts.of([layer("b", 1000, 1000, 4)])

@@ -87,6 +87,7 @@ class Synchronizer:
         whole: of a sharded variable's values, every worker keeps all; its slots are shards.
         partitions: that it supports.
         axes: it partitions, or cuts in pieces, along any axis, not only along rows.
+        bags: it needs a variable that is read in bags, and handles all of these together.
         some: rows may be dealt to some workers only, in any order.
         by_host: it may work inside each host first.
         pieces: it may send a gradient in pieces.
@@ -112,6 +113,7 @@ class Synchronizer:
     whole: bool = False
     partitions: tuple[PartitionName, ...] = ("whole",)
     axes: bool = False
+    bags: bool = False
     some: bool = False
     by_host: bool = False
     pieces: bool = False

@@ -19,6 +19,9 @@ from parallax.strategy.registry import MessageKind, facts
 
 TIMES_BY_HOST = 2
 """Rows are asked for and handed on inside each host, and between hosts once more."""
+LOOKED_UP = 100
+"""Small operations to read and update a table of bags by itself; those whose bags are exchanged are
+handled together."""
 LANES = 2
 """How many messages of a process group are on their way at once: Gloo has as many threads."""
 
@@ -99,6 +102,8 @@ class Speed:
         """Seconds that a worker's step computes longer than that of one device, for a variable."""
         one = facts(choice)
         calls = one.calls * (TIMES_BY_HOST if choice.hierarchy == "hosts" else 1)
+        if variable.bags and not one.bags:
+            calls += LOOKED_UP
         operations = one.computes(variable, workers)
         return self.crowding * (operations / self.operations + calls * self.node)
 

@@ -185,6 +185,7 @@ SYNCHRONIZER = Synchronizer(
     messages=3,
     sparse=True,
     sharded=True,
+    bags=True,
     some=True,
     partitions=("cyclic", "whole"),
     check=_problems,

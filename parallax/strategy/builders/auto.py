@@ -121,7 +121,7 @@ def ways(
     """
     found = []
     for one in synchronizers().values():
-        if one.name == "bags":
+        if one.bags:
             found += [placed[variable.name]] if variable.name in placed else []
         elif one.name != "none":
             found += [_way(one, part, variable, index, cluster) for part in one.partitions]
@@ -149,7 +149,7 @@ def _way(
 
 
 def _fits(choice: VariableStrategy, variable: Variable, cluster: ClusterFacts) -> bool:
-    on_one = choice.partition == "whole" and choice.owners and choice.synchronizer != "bags"
+    on_one = choice.partition == "whole" and choice.owners and not facts(choice).bags
     little = variable.rows < cluster.workers and variable.bytes < common.WHOLE_BYTES
     if on_one and not little:
         return False  # its link would carry what all send for it
