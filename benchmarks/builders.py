@@ -129,11 +129,11 @@ def _ways(result: Comparison, subject: str) -> tuple[list[list[Turn]], list[Way]
     for turns in result.turns:
         for turn in turns:
             found.setdefault(turn.system, turn.strategy or turn.system)
-    rows = {r.system: r for r in result.rows if not r.failure}
-    order = [name for name in dict.fromkeys((HYBRID, subject, *rows)) if name in rows]
+    rows = {row.system: row for row in result.rows if not row.failure}
     by_strategy: dict[str, list[str]] = {}
-    for name in order:
-        by_strategy.setdefault(found.get(name, name), []).append(name)
+    for name in dict.fromkeys((HYBRID, subject, *rows)):
+        if name in rows:
+            by_strategy.setdefault(found.get(name, name), []).append(name)
     heads = {name: names[0] for names in by_strategy.values() for name in names}
     merged = [_merged(turns, heads) for turns in result.turns]
     ways = []

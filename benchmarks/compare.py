@@ -207,17 +207,17 @@ def _put_together(
         rows,
         turns=[group for group in groups if not isinstance(group, str)],
     )
-    needed = COMPUTATION if COMPUTATION in names else HYBRID
-    alone = next(row for row in rows if row.system == needed)
+    base = COMPUTATION if COMPUTATION in names else HYBRID
+    alone = next(row for row in rows if row.system == base)
     if alone.failure:
         raise VirtualClusterError(
             f"{workload}: the systems {', '.join(members[0])} cannot share processes:"
             f" {alone.failure}",
             "choose fewer of them (--system), or let less memory be used at once (--memory)",
         )
-    trial = trials[needed]
-    if needed == HYBRID:
+    if base == HYBRID:
         return result
+    trial = trials[base]
     (turns, *_) = [group for group, who in zip(groups, members, strict=True) if COMPUTATION in who]
     assert isinstance(trial, Trial)
     assert not isinstance(turns, str)
