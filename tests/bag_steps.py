@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from equality import moved
 from torch import nn
 
 from parallax.config import Config
@@ -152,10 +153,11 @@ class OneWay(StrategyBuilder):
 def train(world: World, kind: str, optimizer: str, clip: bool) -> dict[str, float]:
     """The largest difference from one device, and bytes sent against the formulas."""
     data = batches(world.size)
-    alone, one_device = build(optimizer, clip)
+    with world.device:
+        (alone, one_device), (_, step) = build(optimizer, clip), build(optimizer, clip)
     for parts in data:
-        one_device(whole(parts))
-    _, step = build(optimizer, clip)
+        one_device(moved(whole(parts), world.device))
+    data = moved(data, world.device)
     decides = kind if kind == "hybrid" else OneWay(kind)
     config = Config(strategy=decides, workers=1, seed=1)
     runner = Runner(step, discover(step), config, world)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from equality import moved
 from torch import nn
 from torch.utils._pytree import tree_flatten
 
@@ -127,16 +128,15 @@ def _largest(one: Any, other: Any) -> float:
 
 def compare(world: World, option: str, optimizer: str) -> tuple[float, str]:
     """How far compiled workers are from one device; and what the plan says of it."""
-    expected = training(optimizer)
-    found = training(optimizer)
+    with world.device:
+        expected, found, whole = (training(optimizer) for _ in range(3))
     config = Config(strategy=option, compile="inductor", seed=1)
     runner = Runner(found[2], discover(found[2]), config, world)
-    for ids, labels in batches(world.size):
+    for ids, labels in moved(batches(world.size), world.device):
         expected[2](ids, labels)
         own = slice(world.rank * LOCAL, (world.rank + 1) * LOCAL)
         runner.run(ids[own], labels[own])
     state = runner.state_dict()
-    whole = training(optimizer)
     whole[0].load_state_dict(state["model"])
     whole[1].load_state_dict(state["chosen"])
     return difference(expected, whole), runner._compiler.describe(runner._last)

@@ -141,6 +141,17 @@ def batches(workers: int, seed: int = SEED) -> list[tuple[torch.Tensor, ...]]:
     ]
 
 
+def built(device: torch.device, case: tuple[str, str, str]) -> Case:
+    """One case, on a device."""
+    with device:
+        return build(*case)
+
+
+def moved(data: Any, device: torch.device) -> Any:
+    """Tensors in nested data, on a device."""
+    return pytree.tree_map_only(torch.Tensor, lambda item: item.to(device), data)
+
+
 def difference(left: Any, right: Any) -> float:
     """The largest absolute difference between two nested states of equal structure."""
     a, spec_a = pytree.tree_flatten(left)
@@ -203,9 +214,10 @@ def compare(world: World, run_option: str, cases: list[tuple[str, str, str]]) ->
     """Run cases on this worker and compare each with one device."""
     result = {}
     for model, optimizer, between in cases:
-        data = batches(world.size)
-        expected = single_device(build(model, optimizer, between), data)
-        case = build(model, optimizer, between)
+        wanted = (model, optimizer, between)
+        data = moved(batches(world.size), world.device)
+        expected = single_device(built(world.device, wanted), data)
+        case = built(world.device, wanted)
         config = Config(run_option=run_option, workers=1, seed=SEED)  # type: ignore[arg-type]
         runner = Runner(case.step, discover(case.step), config, world)
         found = distributed(case, data, runner)

@@ -23,6 +23,7 @@ from parallax.runtime.encoded import LATER
 from parallax.runtime.meeting import on_hosts, world_of
 
 SIZE = 4
+CPU = torch.device("cpu")
 HOSTS = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1))
 """By worker its host, for worlds that take the four workers to be on several."""
 DEADLINE = 240.0
@@ -37,22 +38,26 @@ class WorkerFailure(Exception):
 
 
 def _serve(
-    rank: int, size: int, layouts: tuple[tuple[int, ...], ...], port: int, pipe: Connection
+    rank: int,
+    size: int,
+    layouts: tuple[tuple[int, ...], ...],
+    port: int,
+    pipe: Connection,
+    device: torch.device,
 ) -> None:
     torch.set_num_threads(1)
     os.environ["PARALLAX_LOG_LEVEL"] = "ERROR"
     store = dist.TCPStore("127.0.0.1", port, None, False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    cpu = torch.device("cpu")
     # Groups that a run would open when it needs them: here not all workers are in all worlds.
     groups = (*GROUPS, LATER)
     worlds: dict[Any, World] = {}
     for n in range(1, size + 1):
-        world = world_of(list(range(n)), cpu, groups=groups)
+        world = world_of(list(range(n)), device, groups=groups)
         # Two are on a host each and send everything; more are on one and share memory for sums.
         worlds[n] = on_hosts(world, range(world.size) if n == 2 else [0] * world.size)
     for hosts in layouts:
-        worlds[hosts] = on_hosts(world_of(list(range(size)), cpu, groups=groups), hosts)
+        worlds[hosts] = on_hosts(world_of(list(range(size)), device, groups=groups), hosts)
     while True:
         try:
             order = pipe.recv()
@@ -73,10 +78,16 @@ class Pool:
     Args:
         size: how many there are.
         layouts: by worker its host, each for a world of all of them.
+        device: what all of them compute on; they talk through Gloo, which lets workers share one.
     """
 
-    def __init__(self, size: int = SIZE, layouts: tuple[tuple[int, ...], ...] = HOSTS) -> None:
-        self._size, self._layouts = size, layouts
+    def __init__(
+        self,
+        size: int = SIZE,
+        layouts: tuple[tuple[int, ...], ...] = HOSTS,
+        device: torch.device = CPU,
+    ) -> None:
+        self._size, self._layouts, self._device = size, layouts, device
         self._start()
 
     def _start(self) -> None:
@@ -88,7 +99,7 @@ class Pool:
             here, there = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(rank, self._size, self._layouts, self._store.port, there),
+                args=(rank, self._size, self._layouts, self._store.port, there, self._device),
                 daemon=True,
             )
             process.start()

@@ -75,9 +75,9 @@ def compare(
     """Train cases and compare each with one device: differences, and what was synchronised so."""
     result: dict[str, Any] = {}
     for case in cases:
-        data = equality.batches(world.size)
-        expected = equality.single_device(equality.build(*case), data)
-        mine = equality.build(*case)
+        data = equality.moved(equality.batches(world.size), world.device)
+        expected = equality.single_device(equality.built(world.device, case), data)
+        mine = equality.built(world.device, case)
         runner = runner_for(world, mine.step, wanted)
         found = equality.distributed(mine, data, runner)
         same = {name: value for name, value in wanted.items() if name in COMPARED}

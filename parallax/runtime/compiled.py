@@ -166,9 +166,10 @@ class CompiledRegion(torch.nn.Module):
             return self._replay(*inputs)
         form = ("compiled", "replayed")[self._runs % 2]
         run = self._compiled if form == "compiled" else self._replay
-        started = timing.seconds()
+        device = inputs[0].device if inputs else None
+        started = timing.seconds(device)
         result = run(*inputs)
-        passed = timing.seconds() - started
+        passed = timing.seconds(device) - started
         if self._runs > 0:  # the first run of compiled code loads it
             self.seconds[form] = min(self.seconds.get(form, passed), passed)
         self._runs += 1

@@ -41,12 +41,16 @@ def is_plain(value: Any) -> TypeGuard[torch.Tensor]:
     )
 
 
-def seconds() -> float:
+def seconds(device: torch.device | None = None) -> float:
     """A clock for what this process computes.
 
     Workers that share a processor's cores take turns on them, and most of what a wall clock shows
-    is others' turns. The time of one thread is its own; that of several is not what passes.
+    is others' turns. The time of one thread is its own; that of several is not what passes. What a
+    CUDA device was told before is waited for, as it runs behind the processor.
     """
+    if device is not None and device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
     return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 

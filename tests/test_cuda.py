@@ -1,0 +1,132 @@
+"""On CUDA: the numbers of one device, by every way to synchronise.
+
+Workers of a pool share the first device and talk through Gloo, so that one is enough. A launched
+script has one worker for each device, through NCCL where there are several. The same checks run on
+the CPU in the files of their subjects.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import bag_steps
+import compiled_steps
+import equality
+import pytest
+import synchronizers
+import torch
+from launching import LAUNCHER_VARIABLES, ROOT
+from pool import Pool
+from test_equality import SHORT
+from test_synchronizers_long import WAYS
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+SIZES = (1, 2, 3)
+BY_MESSAGES_BETWEEN_TWO = ("ring", "tree", "halving")
+"""Gloo has these for memory of the host only."""
+
+SCRIPT = """
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import parallax
+
+
+def training():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Embedding(50, 8), nn.Flatten(), nn.Linear(32, 5)).double().cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+
+    def step(ids, labels):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(ids), labels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss
+
+    return model, step
+
+
+_, step = training()
+runner = parallax.get_runner(step)
+model, alone = training()
+torch.manual_seed(2)
+for _ in range(6):
+    ids = torch.randint(50, (runner.num_workers, 3, 4)).cuda()
+    labels = torch.randint(5, (runner.num_workers, 3)).cuda()
+    alone(ids.flatten(0, 1), labels.flatten())
+    runner.run(ids[runner.worker_id], labels[runner.worker_id])
+found = runner.state_dict()["model"]
+far = max(float((found[k].cuda() - v).abs().max()) for k, v in model.state_dict().items())
+assert far < 1e-10, far
+print(runner.num_workers, "workers agree", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def cuda_pool() -> Iterator[Pool]:
+    """Workers that share the first device."""
+    workers = Pool(SIZES[-1], (), torch.device("cuda", 0))
+    yield workers
+    workers.close()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("option", ["HYBRID", "PS", "AR"])
+def test_equals_one_device(cuda_pool: Pool, option: str, size: int) -> None:
+    cases = [case for case in equality.all_cases() if case[1] in SHORT]
+    # Each case with one option at one size.
+    chosen = cases[3 * ["HYBRID", "PS", "AR"].index(option) + size - 1 :: 9]
+    for found in cuda_pool.run(size, equality.compare, option, chosen):
+        assert set(found) == {"-".join(case) for case in chosen}
+        assert max(found.values()) < 1e-10, found
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in BY_MESSAGES_BETWEEN_TWO])
+def test_every_synchronizer_gives_the_numbers_of_one_device(cuda_pool: Pool, way: str) -> None:
+    cases = [("dense", "momentum", "clip_norm"), ("sparse", "adam", "average")]
+    for found in cuda_pool.run(3, synchronizers.compare, WAYS[way], cases):
+        for case, (difference, chosen) in found.items():
+            assert difference < 1e-10, case
+            assert chosen
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", ["whole", "dealt", "some", "rows", "hybrid"])
+def test_bags_give_the_numbers_of_one_device(cuda_pool: Pool, kind: str, size: int) -> None:
+    for optimizer in ("sgd", "adam", "lazy"):
+        for found in cuda_pool.run(size, bag_steps.train, kind, optimizer, optimizer == "adam"):
+            assert found["difference"] <= 1e-10, found
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("size", SIZES[:2])
+def test_compiled_regions_give_the_numbers_of_one_device(cuda_pool: Pool, size: int) -> None:
+    for difference, plan in cuda_pool.run(size, compiled_steps.compare, "HYBRID", "adam"):
+        assert difference < 1e-10
+        assert plan.startswith("compiled: "), plan
+
+
+def test_a_script_has_a_worker_for_each_device(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = {k: v for k, v in os.environ.items() if k not in LAUNCHER_VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout
+    count = torch.cuda.device_count()
+    assert done.stdout.count(f"{count} workers agree") == count, done.stdout
