@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import shutil
 
 import compiled_steps
 import pytest
@@ -12,6 +14,11 @@ from torch import nn
 
 import parallax
 from parallax.errors import ConfigError, DataError
+
+needs_compiler = pytest.mark.skipif(
+    shutil.which(os.environ.get("CXX") or "g++") is None,
+    reason="there is no C++ compiler for Inductor",
+)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +41,7 @@ def test_regions_give_the_same_numbers(pool: Pool, option: str, optimizer: str, 
         assert len(found["operations"]) <= 12
 
 
+@needs_compiler
 @pytest.mark.parametrize(("option", "optimizer", "size"), [("HYBRID", "adam", 2)])
 def test_compiled_regions_give_the_numbers_of_one_device(
     pool: Pool, option: str, optimizer: str, size: int
