@@ -233,7 +233,10 @@ def test_builder_on_two_workers(pool: Pool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("script", "containing"),
-    [("train_in_float8.py", "loss below"), ("train_with_star.py", "the same numbers")],
+    [
+        pytest.param("train_in_float8.py", "loss below", marks=pytest.mark.long),
+        ("train_with_star.py", "the same numbers"),
+    ],
 )
 def test_extensions_on_two_workers(script: str, containing: str, tmp_path: Path) -> None:
     """An encoder and a synchroniser, each of one file."""

@@ -16,8 +16,12 @@ from parallax.strategy.data import Strategy
 from parallax.strategy.registry import synchronizers
 from parallax.strategy.verify import findings
 
-# By number of workers, how many; ``TEST_SEED`` repeats a run.
-DRAWN = {2: 160, 3: 40}
+# For how many workers, and how many; with the long checks 200. ``TEST_SEED`` repeats a run.
+DRAWN = [
+    (2, 60),
+    pytest.param(2, 100, marks=pytest.mark.long),
+    pytest.param(3, 40, marks=pytest.mark.long),
+]
 MUTATIONS = 2000
 
 
@@ -33,14 +37,16 @@ def first_seed() -> int:
     return seed
 
 
-@pytest.mark.parametrize("size", DRAWN)
+@pytest.mark.parametrize(("size", "count"), DRAWN)
 def test_random_strategies_equal_one_device(
-    pool: Pool, found: list[Variable], first_seed: int, size: int
+    pool: Pool, found: list[Variable], first_seed: int, size: int, count: int
 ) -> None:
     print(f"TEST_SEED={first_seed}")
-    seeds = range(first_seed, first_seed + DRAWN[size])
+    # Others for each.
+    start = first_seed + 1000 * count
+    seeds = range(start, start + count)
     drawn = {seed: random_strategy(found, size, seed).to_json() for seed in seeds}
-    assert len(set(drawn.values())) == DRAWN[size]
+    assert len(set(drawn.values())) == count
     used = Counter(
         choice.synchronizer
         for text in drawn.values()
