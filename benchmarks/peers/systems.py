@@ -70,8 +70,10 @@ SYSTEMS = {
             )
             for number in (*range(1, 9), "search")
         ),
-        # Whole steps, or models, compiled by Inductor, which takes a minute or more first.
+        # Compiled by Inductor, which takes a minute or more first: all regions of the step, those
+        # that are faster so, the model.
         System("parallax-compiled", "ours", "HYBRID/compiled", part=True),
+        System("parallax-settled", "ours", "HYBRID/settled", part=True),
         System("ddp-compiled", "ddp", "compiled", part=True),
         # Two levels of exchange nowhere; for rows; for rows and dense gradients.
         System("parallax-ps-flat", "ours", "PS/flat", part=True),
