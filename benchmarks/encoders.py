@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from parallax.runtime.encoded_blocks import CHUNK, decode, encode
+from parallax.runtime.encoded.block_sums import CHUNK, decode, encode
 from parallax.strategy.encoders import BlockEncoder, Encoder, SumEncoder, encoders
 
 COLUMNS = 2048

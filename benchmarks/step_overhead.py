@@ -4,11 +4,12 @@
     python -m benchmarks.step_overhead --system replayed --system compiled --system torch.compile
 
 Equal copies of each model take turns: the eager step, and the step as parallax captures it,
-replayed or compiled by Inductor; or the step of a model that ``torch.compile`` compiled, whose
-optimizer stays eager. The price of the beginning is measured as well: the first runs, less as many
-steady steps, are capture, analysis, rewriting (a second time for an optimizer that makes its slots
-in its first step) and compiling. With an empty ``TORCHINDUCTOR_CACHE_DIR`` that is a first
-compilation, else compiled code is read from there.
+replayed, compiled by Inductor, or ``settled``: as the default is after some minutes, with each
+region compiled where that was measured to be faster; or the step of a model that ``torch.compile``
+compiled, whose optimizer stays eager. The price of the beginning is measured as well: the first
+runs, less as many steady steps, are capture, analysis, rewriting (a second time for an optimizer
+that makes its slots in its first step) and compiling. With an empty ``TORCHINDUCTOR_CACHE_DIR``
+that is a first compilation, else compiled code is read from there.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rich.table import Table
 import parallax
 from benchmarks.models import Workload, lm, mlp, resnet18
 from benchmarks.pairing import run_paired
+from benchmarks.peers.ours import settled
 from benchmarks.workloads import find, make_step
 
 
@@ -44,7 +46,9 @@ CASES: dict[str, Callable[[], Workload]] = {
     "mlp40": mlp,
     "gpt": gpt,
 }
-SYSTEMS = ("replayed", "compiled", "torch.compile")
+COMPILE = {"replayed": "none", "compiled": "inductor", "settled": "auto"}
+"""By system, what the settings say."""
+SYSTEMS = (*COMPILE, "torch.compile")
 FIRST_RUNS = 4
 
 
@@ -121,10 +125,9 @@ def _runner(system: str, workload: Workload) -> Callable[..., object]:
         compiled = torch.compile(copy.copy(workload.model))
         workload.model.forward = lambda *inputs: compiled(*inputs)  # type: ignore[method-assign]
         return workload.step
-    config = parallax.Config(
-        workers=1, seed=0, compile="inductor" if system == "compiled" else "none"
-    )
-    return parallax.get_runner(workload.step, config=config).run
+    config = parallax.Config(workers=1, seed=0, compile=COMPILE[system])
+    run = parallax.get_runner(workload.step, config=config).run
+    return settled(run) if system == "settled" else run
 
 
 if __name__ == "__main__":

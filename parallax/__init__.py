@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from parallax.api import get_runner, parallel_run
     from parallax.config import Config
     from parallax.data import num_shards, shard, shard_id
-    from parallax.runtime.deferral import deferred
     from parallax.runtime.runner import Runner
+    from parallax.runtime.state.deferral import deferred
     from parallax.strategy.builders.base import StrategyBuilder
     from parallax.strategy.data import Strategy, VariableStrategy
     from parallax.strategy.partitions import get_partitioner
@@ -39,7 +39,7 @@ _HOMES = {
     "Strategy": "parallax.strategy.data",
     "StrategyBuilder": "parallax.strategy.builders.base",
     "VariableStrategy": "parallax.strategy.data",
-    "deferred": "parallax.runtime.deferral",
+    "deferred": "parallax.runtime.state.deferral",
     "get_partitioner": "parallax.strategy.partitions",
     "get_runner": "parallax.api",
     "num_shards": "parallax.data",

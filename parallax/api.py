@@ -11,11 +11,12 @@ import torch
 from parallax.cluster.begin import begin
 from parallax.cluster.environment import PLAN_VARIABLE, launch_seed, worker_environment
 from parallax.cluster.worker_start import prepare_worker_process
-from parallax.config import Config, configure_logging
+from parallax.config import Config
 from parallax.data.identity import known_sizes
 from parallax.errors import ConfigError
 from parallax.graph.discovery import discover
-from parallax.runtime.meeting import meet
+from parallax.logs import configure_logging
+from parallax.runtime.comm.meeting import meet
 from parallax.runtime.planning import PlanningRunner, current_planning
 from parallax.runtime.runner import Runner
 from parallax.runtime.start import agree_on, describe_code
@@ -63,7 +64,12 @@ def get_runner(
     if PLAN_VARIABLE in os.environ:
         return PlanningRunner(step, objects, settings, current_planning())
     if environment.world_size == 1 and not environment.launched and "RANK" not in os.environ:
-        begin(resource_info, settings)
+        begin(
+            resource_info,
+            workers=settings.workers,
+            redirect_path=settings.redirect_path,
+            seed=settings.seed,
+        )
     else:
         prepare_worker_process(environment)
     world = meet(environment)
@@ -114,7 +120,7 @@ def _describe(settings: Config) -> list[str]:
         f"torch {torch.__version__}",
         "run_option " + settings.run_option
         if settings.run_option
-        else f"strategy {title_of(settings)}",
+        else f"strategy {title_of(settings.source)}",
         f"average_dense={settings.average_dense} average_sparse={settings.average_sparse}",
         f"seed={settings.seed} search_partitions={settings.search_partitions}",
     ]

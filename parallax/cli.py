@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Protocol, cast
 
 from parallax import commands
-from parallax.config import configure_logging
 from parallax.errors import ParallaxError
+from parallax.logs import configure_logging
 
 __all__ = ["Command", "find_commands", "main"]
 

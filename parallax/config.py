@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,19 +23,9 @@ DEFAULT_RUN_OPTION: RunOption = "HYBRID"
 CompileMode = Literal["auto", "inductor", "none"]
 COMPILE_MODES: tuple[str, ...] = ("auto", "inductor", "none")
 
-LOG_LEVEL_VARIABLE = "PARALLAX_LOG_LEVEL"
 DUMP_VARIABLE = "PARALLAX_DUMP"
 
 MAX_LOCAL_WORKERS = 1024
-
-_LEVELS = {
-    "": logging.INFO,
-    "DEBUG": logging.DEBUG,
-    "INFO": logging.INFO,
-    "WARNING": logging.WARNING,
-    "ERROR": logging.ERROR,
-    "CRITICAL": logging.CRITICAL,
-}
 
 
 @dataclass(frozen=True, init=False)
@@ -123,6 +112,14 @@ class Config:
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
+
+    @property
+    def source(self) -> str | Path | StrategyBuilder | Strategy:
+        """What says how variables are synchronised: ``strategy``, or the builder that
+        ``run_option`` names."""
+        source = self.run_option if self.strategy is None else self.strategy
+        assert source is not None
+        return source
 
     @classmethod
     def of(cls, value: Config | Mapping[str, Any] | None) -> Config:
@@ -220,22 +217,3 @@ def _directory(name: str, value: object) -> str | None:
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{name} must be a directory, but {path} is a file.")
     return str(path)
-
-
-def configure_logging() -> logging.Logger:
-    """The package's logger at the level of ``PARALLAX_LOG_LEVEL`` (INFO unless set)."""
-    logger = logging.getLogger("parallax")
-    text = os.environ.get(LOG_LEVEL_VARIABLE, "INFO").strip().upper()
-    level = _LEVELS.get(text)
-    if level is None:
-        raise ConfigError(
-            f"{LOG_LEVEL_VARIABLE} is {text!r}, which is no log level.",
-            hint="use DEBUG, INFO, WARNING, ERROR or CRITICAL.",
-        )
-    logger.setLevel(level)
-    if not logger.handlers:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("parallax: %(message)s"))
-        logger.addHandler(handler)
-        logger.propagate = False
-    return logger

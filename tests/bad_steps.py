@@ -14,7 +14,7 @@ from torch import nn
 from parallax.config import Config
 from parallax.errors import ParallaxError
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 State = dict[str, Any]

@@ -13,7 +13,7 @@ from parallax.config import Config
 from parallax.errors import ParallaxError
 from parallax.graph.discovery import discover
 from parallax.graph.variables import Variable
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import ClusterFacts, GraphFacts, StrategyBuilder, common
 from parallax.strategy.data import Strategy, VariableStrategy

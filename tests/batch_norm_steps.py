@@ -12,7 +12,7 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 LOCAL, STEPS, SEED = 4, 3, 5

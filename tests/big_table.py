@@ -12,9 +12,9 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
-from parallax.runtime.deferral import deferred
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
+from parallax.runtime.state.deferral import deferred
 
 ROWS, WIDTH, BATCH = 2_000_000, 64, 1024
 TABLE_BYTES = ROWS * WIDTH * 4

@@ -8,7 +8,7 @@ import equality
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import StrategyBuilder
 

@@ -17,8 +17,8 @@ from parallax.cluster.network import Network
 from parallax.config import Config
 from parallax.graph.discovery import discover
 from parallax.graph.variables import Variable
-from parallax.runtime.comm import World
-from parallax.runtime.probe import measure_network
+from parallax.runtime.comm.world import World
+from parallax.runtime.predictions.probe import measure_network
 from parallax.runtime.runner import Runner
 from parallax.strategy import choose
 from parallax.strategy.data import Strategy

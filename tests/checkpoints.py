@@ -13,7 +13,7 @@ import parallax
 from parallax.config import Config
 from parallax.errors import CheckpointError
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 SAVED_AFTER = 4

@@ -26,13 +26,12 @@ import json, os, signal, sys, time
 from parallax.cluster.begin import begin
 from parallax.cluster.environment import worker_environment
 from parallax.cluster.worker_start import prepare_worker_process
-from parallax.config import Config
 from parallax.errors import *
 
 def start(redirect_path=None):
     env = worker_environment()
     if not env.launched:
-        begin("hosts.yml", Config(redirect_path=redirect_path))
+        begin("hosts.yml", workers=2, redirect_path=redirect_path)
     prepare_worker_process(env)
     return env
 

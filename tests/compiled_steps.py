@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from parallax.config import Config
 from parallax.graph.discovery import discover
 from parallax.rewrite.region_graphs import Region
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 STEPS, ROWS, WIDTH, CLASSES, LOCAL = 5, 40, 8, 5, 3

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from synchronizers import runner_for, sent_per_step
 from torch import nn
 
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 
 CLASSES = 3
 Batch = tuple[torch.Tensor, torch.Tensor]

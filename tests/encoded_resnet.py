@@ -14,7 +14,7 @@ from examples.images import load_images
 from examples.resnet import model as resnet
 from parallax.config import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import Encoded
 

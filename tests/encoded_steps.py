@@ -16,10 +16,11 @@ from parallax.config import Config
 from parallax.errors import BatchError, CheckpointError
 from parallax.graph.discovery import discover
 from parallax.ops.specs import BucketEntry, BucketsSpec
-from parallax.runtime.comm import World, digest
-from parallax.runtime.control import StepControl
-from parallax.runtime.dense import Buckets
-from parallax.runtime.encoded_pool import STATE, EncodedBuckets
+from parallax.runtime.comm.control import StepControl
+from parallax.runtime.comm.texts import digest
+from parallax.runtime.comm.world import World
+from parallax.runtime.encoded.pool import STATE, EncodedBuckets
+from parallax.runtime.exchange.dense import Buckets
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import Encoded, StrategyBuilder
 from parallax.strategy.builders.all_reduce import Replicated

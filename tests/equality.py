@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 SEED = 20240611

@@ -15,7 +15,7 @@ from torch import nn
 from parallax.config import Config
 from parallax.errors import ParallaxError
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World, single
+from parallax.runtime.comm.world import World, single
 from parallax.runtime.runner import Runner
 
 MARK = "# here"

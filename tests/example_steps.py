@@ -19,7 +19,7 @@ from examples.resnet import model as resnet
 from examples.vgg import model as vgg
 from parallax.config import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 STEPS, LOCAL = 10, 4

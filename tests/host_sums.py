@@ -10,8 +10,8 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
-from parallax.runtime.host_sums import HostArea, HostSum
+from parallax.runtime.comm.host_sums import HostArea, HostSum
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 STEPS = 20

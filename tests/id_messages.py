@@ -6,8 +6,8 @@ import random
 
 import torch
 
-from parallax.runtime.comm import World
-from parallax.runtime.id_messages import Room, exchange_ids
+from parallax.runtime.comm.id_messages import Room, exchange_ids
+from parallax.runtime.comm.world import World
 
 
 def lengths(seed: int, step: int, size: int) -> list[list[int]]:

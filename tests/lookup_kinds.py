@@ -12,7 +12,7 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 ROWS, WIDTH, LOCAL, STEPS = 11, 4, 2, 6

@@ -10,7 +10,7 @@ from torch import nn
 
 from parallax import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 ROWS, WIDTH, BATCH = 60, 12, 16

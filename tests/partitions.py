@@ -12,10 +12,10 @@ from errors_help import warnings_of_parallax
 import parallax
 from parallax.config import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
-from parallax.runtime.resharding import deal_anew
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
-from parallax.runtime.state_table import StateTable
+from parallax.runtime.state.resharding import deal_anew
+from parallax.runtime.state.state_table import StateTable
 from parallax.strategy.layout import RowLayout
 
 CASE = ("sparse", "adam", "clip_norm")

@@ -18,9 +18,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallax.runtime.comm import GROUPS, World
-from parallax.runtime.encoded import LATER
-from parallax.runtime.meeting import on_hosts, world_of
+from parallax.runtime.comm.meeting import on_hosts, world_of
+from parallax.runtime.comm.world import GROUPS, World
+from parallax.runtime.encoded.bucket import LATER
 
 SIZE = 4
 CPU = torch.device("cpu")

@@ -26,7 +26,7 @@ from parallax.graph.state import aliases, leaves
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Variable, analyze
 from parallax.runtime import runner as runner_module
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.data import Strategy, VariableStrategy, described, fingerprint
 from parallax.strategy.registry import synchronizers

@@ -12,7 +12,7 @@ from random_strategies import random_strategy
 from parallax.config import Config
 from parallax.graph.discovery import discover
 from parallax.graph.variables import Variable
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import (
     ClusterFacts,
@@ -39,7 +39,10 @@ def built(
     name: str, variables: Iterable[Variable], workers: int, config: Config | None = None
 ) -> Strategy:
     """What the builder of a name makes."""
-    cluster = ClusterFacts(workers, config or Config())
+    config = config or Config()
+    cluster = ClusterFacts(
+        workers, average_dense=config.average_dense, average_sparse=config.average_sparse
+    )
     return find_builder(name).build(GraphFacts.of(variables), cluster)
 
 

@@ -19,7 +19,7 @@ from parallax.graph.variables import Variable
 from parallax.ops import factors as ops_factors
 from parallax.rewrite import blocks
 from parallax.rewrite.synchronizers import factor_exchange
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import ClusterFacts, GraphFacts, StrategyBuilder, find_builder
 from parallax.strategy.data import Strategy, VariableStrategy

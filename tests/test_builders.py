@@ -20,7 +20,7 @@ from parallax.errors import ConfigError
 from parallax.graph.variables import Variable
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import timeline
-from parallax.runtime.forecast import Forecast
+from parallax.runtime.predictions.forecast import Forecast
 from parallax.strategy.builders import BUILDERS, ClusterFacts, GraphFacts
 from parallax.strategy.builders.all_reduce import AllReduce
 from parallax.strategy.builders.auto import Auto, ways

@@ -10,7 +10,7 @@ from torch.fx import Graph
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import single
+from parallax.runtime.comm.world import single
 from parallax.runtime.runner import Runner
 
 

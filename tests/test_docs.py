@@ -26,11 +26,11 @@ import worlds
 from pool import Pool
 
 import parallax
-from parallax import config, errors
+from parallax import errors, logs
 from parallax.cluster import environment
 from parallax.graph.discovery import discover
 from parallax.rewrite.pipeline import passes
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.registry import synchronizers
 
@@ -294,7 +294,7 @@ def test_every_environment_variable_is_documented() -> None:
     package = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "parallax").rglob("*.py"))
     used = set(VARIABLES.findall(package)) | {"RANK", "WORLD_SIZE", "LOCAL_RANK"}
     used |= {"LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"}
-    assert {config.LOG_LEVEL_VARIABLE, environment.SEED_VARIABLE} <= used
+    assert {logs.LOG_LEVEL_VARIABLE, environment.SEED_VARIABLE} <= used
     assert [name for name in sorted(used) if f"`{name}`" not in table] == []
 
 

@@ -14,7 +14,7 @@ from pool import HOSTS, Pool
 
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
-from parallax.runtime.encoded_pool import STATE
+from parallax.runtime.encoded.pool import STATE
 from parallax.strategy.cost import bytes_across, bytes_per_step
 from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
 from parallax.strategy.encoders import BlockEncoder, SumEncoder, encoders, register

@@ -98,7 +98,7 @@ def test_workers_that_end_right_after_an_exchange(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\n"
         "from parallax.cluster.environment import worker_environment\n"
-        "from parallax.runtime.meeting import meet\n"
+        "from parallax.runtime.comm.meeting import meet\n"
         "world = meet(worker_environment())\n"
         "sent, received, half = torch.zeros(1 << 24), torch.zeros(1 << 24), [1 << 23] * 2\n"
         "world.all_to_all(received, sent, half, half, 'rows').wait()\n"
@@ -119,12 +119,12 @@ def test_only_one_module_communicates() -> None:
         for line in path.read_text(encoding="utf-8").splitlines():
             if pattern.search(line) and not line.strip().startswith("#"):
                 users.add(str(path.relative_to(ROOT)))
-    assert "parallax/runtime/comm.py" in users
-    allowed = {"parallax/runtime/comm.py", "parallax/runtime/meeting.py"}
+    assert "parallax/runtime/comm/world.py" in users
+    allowed = {"parallax/runtime/comm/world.py", "parallax/runtime/comm/meeting.py"}
     assert users - allowed == set(), users
-    source = (ROOT / "parallax/runtime/comm.py").read_text(encoding="utf-8")
+    source = (ROOT / "parallax/runtime/comm/world.py").read_text(encoding="utf-8")
     assert "_object" not in source
-    meeting = (ROOT / "parallax/runtime/meeting.py").read_text(encoding="utf-8")
+    meeting = (ROOT / "parallax/runtime/comm/meeting.py").read_text(encoding="utf-8")
     called = set(re.findall(r"\bdist\.(\w+)\(", meeting))
     assert called == {
         "new_group",

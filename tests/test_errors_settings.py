@@ -10,9 +10,10 @@ import torch
 from errors_help import alone, linear, raised, rows
 
 import parallax.api
-from parallax.config import Config, configure_logging
+from parallax.config import Config
 from parallax.errors import ConfigError, StrategyError
 from parallax.graph.variables import Variable
+from parallax.logs import configure_logging
 from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
 from parallax.strategy.verify import verify
 

@@ -14,8 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 import parallax
-from parallax.runtime import images, runner
-from parallax.runtime.images import LAST, USUAL, Convolution, time_of, use_faster_layout
+from parallax.runtime import runner
+from parallax.runtime.compute import images
+from parallax.runtime.compute.images import LAST, USUAL, Convolution, time_of, use_faster_layout
 
 aten: Any = torch.ops.aten
 

@@ -9,8 +9,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from parallax.ops.kernels import onednn_product
-from parallax.runtime import products
-from parallax.runtime.products import (
+from parallax.runtime.compute import products
+from parallax.runtime.compute.products import (
     Product,
     has_onednn,
     onednn_is_faster,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallax.runtime.grouping import Memo, group, spread, sum_rows
+from parallax.runtime.exchange.grouping import Memo, group, spread, sum_rows
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.complex128, torch.int64]
 

@@ -13,8 +13,8 @@ import torch
 from pool import HOSTS, Pool
 
 from parallax.errors import DisagreementError, PeerError
-from parallax.runtime import host_links
-from parallax.runtime.host_links import HostLinks, as_tensor, connect_host
+from parallax.runtime.comm import host_links
+from parallax.runtime.comm.host_links import HostLinks, as_tensor, connect_host
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)

@@ -13,7 +13,7 @@ from torch import nn
 
 import parallax
 from parallax.errors import ConfigError
-from parallax.runtime.resharding import MEASURED, WARM
+from parallax.runtime.state.resharding import MEASURED, WARM
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.partitions import PartitionSearch, fit, partitioned
 

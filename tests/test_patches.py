@@ -10,10 +10,11 @@ from test_faster_layouts import train_beside_eager
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from parallax.ops.patches import weight_gradient
-from parallax.runtime import patches, runner
-from parallax.runtime.images import Convolution
-from parallax.runtime.patches import fastest, use_patches
-from parallax.runtime.products import has_onednn
+from parallax.runtime import runner
+from parallax.runtime.compute import patches
+from parallax.runtime.compute.images import Convolution
+from parallax.runtime.compute.patches import fastest, use_patches
+from parallax.runtime.compute.products import has_onednn
 
 aten: Any = torch.ops.aten
 WAYS = ["patches", pytest.param("onednn", marks=pytest.mark.skipif(not has_onednn(), reason=""))]

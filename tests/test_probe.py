@@ -18,7 +18,7 @@ from parallax import cli
 from parallax.cluster.probed import HostFound, PairFound, ProbeFound, with_measured
 from parallax.cluster.resources import read_resources
 from parallax.cluster.spec import ClusterSpec, Host, Link, Ssh
-from parallax.runtime.comm import single
+from parallax.runtime.comm.world import single
 from parallax.runtime.probe_hosts import MAX_ROUNDS, measure_hosts, rounds_of
 
 LINK = 100e6 / 8

@@ -17,7 +17,7 @@ from parallax.graph.compute import operations
 from parallax.graph.recurrent import LAYERS as recurrent_layers
 from parallax.graph.recurrent import whole_layers
 from parallax.ops import gru, recurrent, rnn
-from parallax.runtime.products import has_onednn, use_faster_products
+from parallax.runtime.compute.products import has_onednn, use_faster_products
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},

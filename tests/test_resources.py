@@ -26,7 +26,6 @@ from parallax.cluster.units import (
     parse_bytes,
     parse_time,
 )
-from parallax.config import Config
 from parallax.errors import ConfigError, LaunchError
 
 
@@ -399,11 +398,11 @@ def test_devices_of_this_machine() -> None:
 
 def test_one_worker_needs_no_launch(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("localhost: cpus=1")
-    begin(tmp_path / "hosts", Config())
+    begin(tmp_path / "hosts", workers=2)
 
 
 @pytest.mark.parametrize("text", ["far.example: 0,1", "198.51.100.1\n198.51.100.2"])
 def test_this_machine_must_be_among_the_hosts(text: str, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text(text)
-    found: Any = raised(lambda: begin(tmp_path / "hosts", Config()), LaunchError, "not this one")
+    found: Any = raised(lambda: begin(tmp_path / "hosts", workers=2), LaunchError, "not this one")
     assert found.exit_code == 3

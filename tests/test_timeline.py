@@ -15,8 +15,8 @@ from parallax.cluster.network import Level, Network
 from parallax.graph.variables import Variable
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import computation_alone, timeline
-from parallax.runtime.comm import single
-from parallax.runtime.speed import measure_speed
+from parallax.runtime.comm.world import single
+from parallax.runtime.predictions.speed import measure_speed
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.messages import merge_messages
 from parallax.strategy.timeline import Awaited, Computed, Item, Speed, Started, merged, predict

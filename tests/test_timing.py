@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from parallax.runtime import timing
+from parallax.runtime.compute import timing
 
 
 def test_one_thread_is_not_charged_for_others(monkeypatch: pytest.MonkeyPatch) -> None:

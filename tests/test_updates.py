@@ -15,7 +15,7 @@ from torch import nn
 
 from parallax.ops import updates
 from parallax.ops.updates import SGD
-from parallax.runtime.update_chains import find_chains
+from parallax.runtime.compute.update_chains import find_chains
 
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clipped"])

@@ -14,7 +14,7 @@ from torch import nn
 from varying_sizes import BATCH, LENGTHS, STEPS
 
 from parallax.graph.sizes import LEAST, varying
-from parallax.runtime.meeting import single
+from parallax.runtime.comm.meeting import single
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FIRST = {"momentum": 2, "adam": 2}

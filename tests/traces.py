@@ -9,7 +9,7 @@ import compiled_steps
 from parallax.config import Config
 from parallax.errors import ConfigError
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 RECORDED = 3

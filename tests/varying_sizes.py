@@ -11,7 +11,7 @@ from torch import nn
 
 from parallax import Config
 from parallax.graph.discovery import discover
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
 ROWS, WIDTH, LABELS, BATCH = 40, 6, 5, 4

@@ -7,7 +7,7 @@ import torch
 import parallax
 from benchmarks.workloads import Step, Training, make_step
 from parallax.graph.discovery import discover
-from parallax.runtime.meeting import single
+from parallax.runtime.comm.meeting import single
 from parallax.runtime.runner import Runner
 
 

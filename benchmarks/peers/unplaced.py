@@ -19,9 +19,9 @@ import torch
 
 from parallax.ops.specs import TableSpec
 from parallax.rewrite.synchronizers import row_exchange as rows_pass
-from parallax.runtime import rows as row_exchange
-from parallax.runtime.comm import World
-from parallax.runtime.dense import Buckets
+from parallax.runtime.comm.world import World
+from parallax.runtime.exchange import rows as row_exchange
+from parallax.runtime.exchange.dense import Buckets
 
 
 def unplaced_pulls() -> contextlib.AbstractContextManager[Any]:

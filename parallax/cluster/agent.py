@@ -30,8 +30,8 @@ from parallax.cluster.host_report import cores
 from parallax.cluster.member import Member, MemberOutput, take_channels
 from parallax.cluster.worker_output import WorkerOutput
 from parallax.cluster.worker_watch import WorkerEnd, WorkerWatch, describe_status, first_failure
-from parallax.config import configure_logging
 from parallax.errors import LaunchError, ParallaxError
+from parallax.logs import configure_logging
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

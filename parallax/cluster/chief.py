@@ -39,8 +39,8 @@ from parallax.cluster.spec import ClusterSpec, Host
 from parallax.cluster.ssh import default_python, package_parent
 from parallax.cluster.store_address import store_address
 from parallax.cluster.verdict import Failure, Verdict
-from parallax.config import configure_logging
 from parallax.errors import LaunchError, ParallaxError
+from parallax.logs import configure_logging
 
 __all__ = ["Launch", "Launcher", "main", "run_launch"]
 

@@ -1,9 +1,9 @@
 """A run as a resource file alone describes it: workers and network of hosts that nobody asks.
 
-The network is what :func:`parallax.runtime.probe.measure_network` would find there. A host's link
-is shared by its workers, what a worker sends goes to all others alike, and the slowest link is
-waited for. Each message takes time to be sent, however short it is; with thousands of workers that
-is most of an exchange.
+The network is what :func:`parallax.runtime.predictions.probe.measure_network` would find there. A
+host's link is shared by its workers, what a worker sends goes to all others alike, and the slowest
+link is waited for. Each message takes time to be sent, however short it is; with thousands of
+workers that is most of an exchange.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from typing import Any
 from parallax.cluster.addresses import interface_between_hosts
 from parallax.cluster.environment import LAUNCHED_VARIABLE, WorkerEnvironment
 from parallax.cluster.worker_exec import die_with_parent
-from parallax.config import LOG_LEVEL_VARIABLE
 from parallax.errors import LaunchError, ParallaxError, PeerError
+from parallax.logs import LOG_LEVEL_VARIABLE
 
 __all__ = ["exit_status", "keep_undestroyed", "prepare_worker_process"]
 

@@ -253,8 +253,8 @@ class OwnSpec(MessageSpec, ABC):
         the graph calls.
 
         Args:
-            world: this worker and the others (:class:`parallax.runtime.comm.World`).
-            control: the step's control words (:class:`parallax.runtime.control.StepControl`).
+            world: this worker and the others (:class:`parallax.runtime.comm.world.World`).
+            control: the step's control words (:class:`parallax.runtime.comm.control.StepControl`).
         """
 
 

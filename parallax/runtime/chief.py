@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from parallax.errors import StrategyError
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 from parallax.strategy.data import Strategy
 
 __all__ = ["strategy_of_chief"]

@@ -14,8 +14,8 @@ import torch
 
 from parallax.config import CompileMode
 from parallax.rewrite.region_graphs import Region
-from parallax.runtime import timing
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
+from parallax.runtime.compute import timing
 from parallax.runtime.program import Program
 
 WORTH_SECONDS = 120.0

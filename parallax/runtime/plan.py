@@ -16,9 +16,9 @@ from parallax.cluster.network import Network
 from parallax.errors import ConfigError
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Variable
-from parallax.runtime.bags import BagExchange
-from parallax.runtime.rows import RowExchange
-from parallax.runtime.rows_by_host import HostRowExchange
+from parallax.runtime.exchange.bags import BagExchange
+from parallax.runtime.exchange.rows import RowExchange
+from parallax.runtime.exchange.rows_by_host import HostRowExchange
 from parallax.strategy.cost import bytes_across, bytes_per_step, communication_seconds
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.timeline import StepTime

@@ -19,11 +19,11 @@ from parallax.cluster.planned import PlannedCluster
 from parallax.config import Config
 from parallax.errors import LaunchError
 from parallax.graph.discovery import StepObjects
-from parallax.runtime.comm import World
-from parallax.runtime.control import batch_weight
+from parallax.runtime.comm.control import batch_weight
+from parallax.runtime.comm.world import World
 from parallax.runtime.plan import Plan
+from parallax.runtime.predictions.speed import measure_speed
 from parallax.runtime.runner import Runner
-from parallax.runtime.speed import measure_speed
 from parallax.strategy.data import Strategy
 
 __all__ = ["PlanMade", "Planning", "current_planning", "start_planning", "stop_planning"]

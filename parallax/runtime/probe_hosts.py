@@ -23,9 +23,9 @@ from parallax.cluster.host_report import cores, free_memory
 from parallax.cluster.probed import HostFound, PairFound, ProbeFound, rounded
 from parallax.cluster.units import format_bandwidth, format_bytes, format_time
 from parallax.cluster.worker_start import prepare_worker_process
-from parallax.runtime.comm import World
-from parallax.runtime.meeting import meet, world_of
-from parallax.runtime.probe import measure_level, measure_way
+from parallax.runtime.comm.meeting import meet, world_of
+from parallax.runtime.comm.world import World
+from parallax.runtime.predictions.probe import measure_level, measure_way
 
 __all__ = ["main", "measure_hosts", "rounds_of"]
 

@@ -12,7 +12,7 @@ from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
 from parallax.ops.specs import ResourceSpec
 from parallax.rewrite.region_graphs import Region
 from parallax.rewrite.regions import cut
-from parallax.runtime.state_table import StateTable
+from parallax.runtime.state.state_table import StateTable
 
 R = TypeVar("R", bound=torch.nn.Module)
 

@@ -24,25 +24,24 @@ from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import WorkerGraph
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import computation_alone, timeline
-from parallax.runtime.checkpoint import load_state, read_state
 from parallax.runtime.chief import strategy_of_chief
-from parallax.runtime.comm import World, digest
+from parallax.runtime.comm.control import StepControl, batch_weight
+from parallax.runtime.comm.texts import digest
+from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
-from parallax.runtime.control import StepControl, batch_weight
-from parallax.runtime.deferral import deferred_device
-from parallax.runtime.expected import ExpectedStep
-from parallax.runtime.forecast import Forecast
-from parallax.runtime.images import use_faster_layout
-from parallax.runtime.patches import use_patches
+from parallax.runtime.compute.images import use_faster_layout
+from parallax.runtime.compute.patches import use_patches
+from parallax.runtime.compute.products import use_faster_products
+from parallax.runtime.compute.updates import group_updates
+from parallax.runtime.exchange.resources import ResourcePool
 from parallax.runtime.plan import GraphView, Pace, Plan, measured
-from parallax.runtime.probe import measure_network
-from parallax.runtime.products import use_faster_products
+from parallax.runtime.predictions.expected import ExpectedStep
+from parallax.runtime.predictions.forecast import Forecast
+from parallax.runtime.predictions.probe import measure_network
+from parallax.runtime.predictions.speed import measure_speed
 from parallax.runtime.program import Program
 from parallax.runtime.programs import Programs
-from parallax.runtime.resharding import Partitions
-from parallax.runtime.resources import ResourcePool
 from parallax.runtime.signature import Signature, SignatureReader, structure
-from parallax.runtime.speed import measure_speed
 from parallax.runtime.start import (
     agree_on_everything,
     measure_access,
@@ -50,9 +49,11 @@ from parallax.runtime.start import (
     seed_worker,
     warn_of_batch_norms,
 )
-from parallax.runtime.state_table import StateTable
+from parallax.runtime.state.checkpoint import load_state, read_state
+from parallax.runtime.state.deferral import deferred_device
+from parallax.runtime.state.resharding import Partitions
+from parallax.runtime.state.state_table import StateTable
 from parallax.runtime.trace import Profile, Profiler
-from parallax.runtime.updates import group_updates
 from parallax.strategy.builders import ClusterFacts
 from parallax.strategy.choose import choose_strategy, is_finished, title_of
 from parallax.strategy.compare import summary
@@ -316,7 +317,7 @@ class Runner:
 
     def _partitioned(self, strategy: Strategy) -> Strategy:
         """With the numbers of shards that partitioners ask for, unless it is finished as it is."""
-        if self.num_workers == 1 or is_finished(self._config):
+        if self.num_workers == 1 or is_finished(self._config.source):
             return strategy
         self._partitions = Partitions(
             strategy, self._state, self._world, self._config.search_partitions
@@ -325,18 +326,25 @@ class Runner:
 
     def _tell(self, strategy: Strategy) -> None:
         """Print in a line what was decided, and write it where that is asked for."""
-        logger.info("strategy %s: %s", title_of(self._config), summary(strategy))
+        logger.info("strategy %s: %s", title_of(self._config.source), summary(strategy))
         self._write("strategy.json", lambda: f"{strategy.to_json().decode()}\n")
 
     def _choose(self, analysis: Analysis) -> Strategy:
-        world = self._world
-        cluster = ClusterFacts(world.size, self._config, self._network, world.hosts, self._speed)
+        config, world = self._config, self._world
+        cluster = ClusterFacts(
+            world.size,
+            self._network,
+            world.hosts,
+            self._speed,
+            config.average_dense,
+            config.average_sparse,
+        )
         if self._network is None or self._speed is None:
-            return choose_strategy(analysis, cluster)
+            return choose_strategy(config.source, analysis, cluster)
         forecast = Forecast(
             analysis, self._state.leaves, aliases(self._objects), self._network, self._speed
         )
-        return choose_strategy(analysis, cluster, forecast.step)
+        return choose_strategy(config.source, analysis, cluster, forecast.step)
 
     # -- Looking at it ------------------------------------------------------------------------
 
@@ -351,7 +359,7 @@ class Runner:
             self._measured(),
             self._strategy,
             self.num_workers,
-            title_of(self._config),
+            title_of(self._config.source),
             self._network,
             self._pace,
             self.expected_time(),

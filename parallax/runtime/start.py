@@ -26,8 +26,8 @@ from parallax.graph.checks import batch_norms
 from parallax.graph.discovery import StepObjects
 from parallax.graph.state import Leaf
 from parallax.graph.variables import Analysis
-from parallax.runtime.comm import World
-from parallax.runtime.deferral import common_seeds
+from parallax.runtime.comm.world import World
+from parallax.runtime.state.deferral import common_seeds
 
 logger = logging.getLogger("parallax")
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from parallax.runtime.comm import World
+from parallax.runtime.comm.world import World
 
 Kind = Literal["step", "computing", "waiting", "message"]
 

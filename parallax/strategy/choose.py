@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from parallax.config import Config
 from parallax.graph.variables import Analysis
 from parallax.strategy.builders import (
     ClusterFacts,
@@ -19,37 +18,36 @@ from parallax.strategy.message_sizes import MessageSizes
 from parallax.strategy.messages import dense_bytes, merge_messages
 from parallax.strategy.timeline import StepTime
 
+Source = str | Path | StrategyBuilder | Strategy
+"""What the settings of a run have: a builder's name, a strategy's file, or one of both itself."""
 
-def source_of(config: Config) -> StrategyBuilder | Strategy:
+
+def source_of(source: Source) -> StrategyBuilder | Strategy:
     """The builder or the finished strategy that the settings ask for.
 
     Raises:
         ConfigError: there is no such builder.
         StrategyError: the file cannot be read, or holds no strategy.
     """
-    chosen = config.run_option if config.strategy is None else config.strategy
-    if isinstance(chosen, Path):
-        return Strategy.load(chosen)
-    if isinstance(chosen, str):
-        return find_builder(chosen)
-    assert chosen is not None
-    return chosen
+    if isinstance(source, Path):
+        return Strategy.load(source)
+    return find_builder(source) if isinstance(source, str) else source
 
 
-def is_finished(config: Config) -> bool:
-    """Whether the settings have a strategy that is run as it is, not one to be built."""
-    return isinstance(config.strategy, Path | Strategy)
+def is_finished(source: Source) -> bool:
+    """Whether it is a strategy that is run as it is, not one to be built."""
+    return isinstance(source, Path | Strategy)
 
 
-def title_of(config: Config) -> str:
+def title_of(source: Source) -> str:
     """What the settings ask for, in a few words that are the same on all workers."""
-    chosen = config.run_option if config.strategy is None else config.strategy
-    if isinstance(chosen, Strategy):
-        return f"strategy for {chosen.fingerprint}"
-    return chosen.title if isinstance(chosen, StrategyBuilder) else str(chosen)
+    if isinstance(source, Strategy):
+        return f"strategy for {source.fingerprint}"
+    return source.title if isinstance(source, StrategyBuilder) else str(source)
 
 
 def choose_strategy(
+    source: Source,
     analysis: Analysis,
     cluster: ClusterFacts,
     predict: Callable[[Strategy], StepTime] | None = None,
@@ -57,16 +55,17 @@ def choose_strategy(
     """The strategy of a run: a builder's with its messages arranged, or a finished one as it is.
 
     Args:
+        source: says who decides.
         analysis: of the first graph.
-        cluster: the workers; its settings say who decides.
+        cluster: the workers.
         predict: the time of a step by a strategy as it is.
 
     Raises:
         ConfigError, StrategyError: as :func:`source_of`.
     """
-    source = source_of(cluster.config)
-    if isinstance(source, Strategy):
-        return source
+    decider = source_of(source)
+    if isinstance(decider, Strategy):
+        return decider
 
     def arranged(strategy: Strategy) -> Strategy:
         variables, network = analysis.variables, cluster.network
@@ -84,5 +83,5 @@ def choose_strategy(
 
     variables = analysis.variables.values()
     facts = GraphFacts.of(variables, None if predict is None else predicted)
-    built = source.build(facts, cluster)
-    return built if source.arranges_messages else arranged(built)
+    built = decider.build(facts, cluster)
+    return built if decider.arranges_messages else arranged(built)

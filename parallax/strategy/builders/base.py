@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import ClassVar
 
 from parallax.cluster.network import Network
-from parallax.config import Config
 from parallax.graph.variables import Variable
 from parallax.strategy.data import Strategy, VariableStrategy, described, everyone, fingerprint
 from parallax.strategy.timeline import Speed, StepTime
@@ -58,18 +57,20 @@ class ClusterFacts:
 
     Args:
         workers: how many there are.
-        config: settings of the run; ``average_dense`` and ``average_sparse`` are the ones that a
-            strategy repeats.
         network: measured or computed links; None with one worker.
         hosts: by worker, the number of its host; all on one if empty.
         speed: of the workers' devices, measured; None as ``network`` is.
+        average_dense: the mean (else the sum) of the workers' gradients of dense variables is asked
+            for.
+        average_sparse: the same for sparse variables.
     """
 
     workers: int
-    config: Config = field(default_factory=Config)
     network: Network | None = None
     hosts: tuple[int, ...] = ()
     speed: Speed | None = None
+    average_dense: bool = True
+    average_sparse: bool = True
 
     @property
     def everyone(self) -> tuple[int, ...]:

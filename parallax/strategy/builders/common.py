@@ -19,8 +19,7 @@ WHOLE_BYTES = 1 << 20
 
 def averages(variable: Variable, cluster: ClusterFacts) -> bool:
     """Whether the settings ask for a mean over workers of this variable's gradients."""
-    config = cluster.config
-    return config.average_sparse if variable.sparse else config.average_dense
+    return cluster.average_sparse if variable.sparse else cluster.average_dense
 
 
 def allreduce(variable: Variable, cluster: ClusterFacts, why: str = "") -> VariableStrategy:
@@ -41,7 +40,7 @@ def allgather(
     variable: Variable, cluster: ClusterFacts, why: str = "sparse: all reads look up rows"
 ) -> VariableStrategy:
     """Gradients of looked-up rows go to all."""
-    return VariableStrategy("allgather", average=cluster.config.average_sparse, why=why)
+    return VariableStrategy("allgather", average=cluster.average_sparse, why=why)
 
 
 def rows(variable: Variable, cluster: ClusterFacts) -> VariableStrategy:
@@ -50,7 +49,7 @@ def rows(variable: Variable, cluster: ClusterFacts) -> VariableStrategy:
         "rows",
         partition="cyclic",
         owners=cluster.everyone,
-        average=cluster.config.average_sparse,
+        average=cluster.average_sparse,
         why="sparse: all reads look up rows",
     )
 
@@ -61,7 +60,7 @@ def bags(variable: Variable, owners: Sequence[int], cluster: ClusterFacts) -> Va
         "bags",
         partition="whole" if len(owners) == 1 else "cyclic",
         owners=tuple(owners),
-        average=cluster.config.average_sparse,
+        average=cluster.average_sparse,
         why=f"sparse: {variable.bags_per_step:.0f} bags of {variable.ids_per_step:.0f} rows",
     )
 

@@ -1,0 +1,1 @@
+"""How workers talk: collectives, memory shared inside a host, control words, texts."""

@@ -1,0 +1,109 @@
+"""Ids for workers that do not know how many will come, in one message instead of two.
+
+A message has room for as many ids as were sent to its receiver of late, and some more; it begins
+with how many there are. Only what does not fit follows in a second message, about which all workers
+know from the first. Every receiver tells the others what room it needs one step later, so that all
+count on the same: the first two steps, and one after ids became many more, send two messages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+
+from parallax.runtime.comm.world import World
+
+STEPS = 16
+"""How far back a receiver looks for the most ids that it was sent ..."""
+MORE = 1.05
+"""... which room is made for, and this much more."""
+GRAIN = 16
+"""Room is a multiple of this many ids."""
+
+_OWN = 3
+"""Numbers that we put before a message's own head."""
+
+
+class Room:
+    """How many ids a message to each worker of a group has room for; equal on all workers."""
+
+    def __init__(self, workers: int) -> None:
+        self.sizes = [0] * workers
+        self.wish = 0
+        """The most ids that this worker was sent by one in the last step."""
+        self._wishes: deque[list[int]] = deque(maxlen=STEPS)
+
+    def update(self, wishes: list[int]) -> None:
+        """Make room by what every worker wishes."""
+        self._wishes.append(wishes)
+        for worker, size in enumerate(self.sizes):
+            most = max(wish[worker] for wish in self._wishes)
+            wanted = -int(-most * MORE // GRAIN) * GRAIN
+            if most > size or wanted < size * 0.75:
+                self.sizes[worker] = wanted
+
+
+def exchange_ids(
+    world: World,
+    room: Room,
+    heads: Sequence[Sequence[int]],
+    ids: torch.Tensor,
+    lengths: Sequence[int],
+    purpose: str,
+    group: str = "rows",
+) -> tuple[list[list[int]], torch.Tensor]:
+    """Send every worker of a group its ids.
+
+    Args:
+        world: this worker and the others.
+        room: of messages of this kind.
+        heads: by worker, numbers to go before its ids; equally many for all.
+        ids: of a dtype that all share, worker by worker.
+        lengths: by worker, how many.
+        purpose: what the bytes are counted as.
+        group: among whom.
+
+    Returns:
+        By worker, the head that it sent; and the ids that were sent here, worker by worker.
+    """
+    sizes, own = list(room.sizes), room.sizes[world.group(group).place]
+    overflow = any(length > size for length, size in zip(lengths, sizes, strict=True))
+    rows = [
+        [length, int(overflow), room.wish, *head]
+        for length, head in zip(lengths, heads, strict=True)
+    ]
+    header = torch.tensor(rows, dtype=torch.int64, device=world.device).view(ids.dtype)
+    width = header.shape[1]
+    parts = ids.split(list(lengths))
+    message = ids.new_zeros(sum(sizes) + width * len(sizes))
+    outgoing = message.split([width + size for size in sizes])
+    for out, words, part, size in zip(outgoing, header, parts, sizes, strict=True):
+        out[:width] = words
+        fitting = part[:size]
+        out[width : width + len(fitting)] = fitting
+    received = ids.new_empty((len(sizes), width + own))
+    world.all_to_all(
+        received.view(-1),
+        message,
+        [width + own] * len(sizes),
+        [width + size for size in sizes],
+        purpose,
+        group,
+        spare=[width + max(size - n, 0) for size, n in zip(sizes, lengths, strict=True)],
+    ).wait()
+    told = received[:, :width].contiguous().view(torch.int64).tolist()
+    counts = [row[0] for row in told]
+    arrived = [line[width : width + min(n, own)] for line, n in zip(received, counts, strict=True)]
+    if any(row[1] for row in told):
+        rest = torch.cat([part[size:] for part, size in zip(parts, sizes, strict=True)])
+        missing = [max(count - own, 0) for count in counts]
+        late = ids.new_empty(sum(missing))
+        left = [max(length - size, 0) for length, size in zip(lengths, sizes, strict=True)]
+        world.all_to_all(late, rest, missing, left, purpose, group).wait()
+        pairs = zip(arrived, late.split(missing), strict=True)
+        arrived = [part for pair in pairs for part in pair]
+    room.update([row[2] for row in told])
+    room.wish = max(counts)
+    return [row[_OWN:] for row in told], torch.cat(arrived)

@@ -1,0 +1,1 @@
+"""Ways to compute the same faster: found in a graph, timed, and chosen."""

@@ -1,0 +1,74 @@
+"""The runtime object of each description that a rewritten graph asks for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from parallax.ops.factors import FactorsSpec
+from parallax.ops.specs import (
+    BagsSpec,
+    BatchNormsSpec,
+    BucketsSpec,
+    CombineSpec,
+    OwnSpec,
+    PullSpec,
+    ResourceSpec,
+    RowIdsSpec,
+    RowsSpec,
+)
+from parallax.ops.values import GatherSpec
+from parallax.runtime.comm.control import StepControl
+from parallax.runtime.comm.world import World
+from parallax.runtime.encoded.pool import EncodedBuckets
+from parallax.runtime.exchange.bags import BagExchange
+from parallax.runtime.exchange.batch_norms import BatchNorms
+from parallax.runtime.exchange.dense import Buckets, Combiner, ValuePull
+from parallax.runtime.exchange.factors import FactorExchange
+from parallax.runtime.exchange.row_ids import RowIdCheck
+from parallax.runtime.exchange.rows import RowExchange
+from parallax.runtime.exchange.rows_by_host import HostRowExchange
+from parallax.runtime.exchange.values import ValueGather
+
+
+class ResourcePool:
+    """Makes runtime objects; graphs that ask for equal ones (a new batch shape) share them."""
+
+    def __init__(self, world: World, control: StepControl) -> None:
+        self._world = world
+        self._control = control
+        self._made: dict[tuple[int, ResourceSpec], Any] = {}
+        self.encoded = EncodedBuckets(world, control)
+
+    def get(self, position: int, spec: ResourceSpec) -> Any:
+        """The object for ``spec`` at a position among its graph's resources."""
+        key = (position, spec)
+        if key not in self._made:
+            self._made[key] = self._make(spec)
+        return self._made[key]
+
+    def _make(self, spec: ResourceSpec) -> Any:
+        if isinstance(spec, FactorsSpec):
+            return FactorExchange(spec, self._world, self._control)
+        if isinstance(spec, GatherSpec):
+            return ValueGather(spec, self._world)
+        if isinstance(spec, OwnSpec):
+            return spec.make(self._world, self._control)
+        if isinstance(spec, RowsSpec):
+            kind = HostRowExchange if spec.by_host else RowExchange
+            return kind(spec, self._world, self._control)
+        if isinstance(spec, BagsSpec):
+            return BagExchange(spec, self._world, self._control)
+        if isinstance(spec, BucketsSpec):
+            return Buckets(spec, self._world, self._control, self.encoded)
+        if isinstance(spec, PullSpec):
+            return ValuePull(spec, self._world)
+        if isinstance(spec, BatchNormsSpec):
+            return BatchNorms(spec, self._world)
+        if isinstance(spec, RowIdsSpec):
+            return RowIdCheck(spec, self._control)
+        assert isinstance(spec, CombineSpec)
+        return Combiner(spec, self._world)
+
+    def exchanges(self) -> list[RowExchange | BagExchange]:
+        """All exchanges of rows and bags, for what they measure."""
+        return [made for made in self._made.values() if isinstance(made, RowExchange | BagExchange)]

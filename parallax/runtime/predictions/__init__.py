@@ -1,0 +1,1 @@
+"""What a step will take, from measured links and devices."""

@@ -1,0 +1,159 @@
+"""Measure the links between workers, by exchanges like those of training."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+
+import msgspec
+import torch
+
+from parallax.cluster.network import Level, Network
+from parallax.runtime.comm.host_sums import HostArea, HostSum, HostSums
+from parallax.runtime.comm.world import World
+
+__all__ = ["measure_level", "measure_network", "measure_way"]
+
+SMALL_ROUNDS = 5
+LARGE_ROUNDS = 2
+# Beyond the burst that a shaped link lets through at once.
+LARGE_BYTES = 1 << 20
+MOST_BYTES = 1 << 28
+
+
+def measure_network(world: World) -> Network:
+    """Bandwidth and latency of the workers' links, the same on every worker.
+
+    Takes some ten milliseconds, and as long as six megabytes need; all workers must call it.
+    """
+    if world.size == 1:
+        return Network(Level(1, float("inf"), 0.0))
+    whole = measure_level(world, "rows")
+    memory = None if world.host_sums is None else _measure_memory(world, world.host_sums)
+    if not world.two_levels:
+        return Network(whole, memory=memory)
+    return Network(whole, measure_level(world, "host"), measure_level(world, "rail"), memory)
+
+
+def _measure_memory(world: World, sums: HostSums) -> Level:
+    """Sums inside each host, by its workers in memory that they share."""
+    size = sums.links.size
+    small, large = (
+        HostSum(HostArea(sums.links, "probe", count, torch.float32), 0, 0, count, "probe")
+        for count in (size, LARGE_BYTES // 4)
+    )
+    world.barrier("probe memory")
+    # A sum is two exchanges; the first ones meet memory that nobody has touched yet.
+    latency, slowest = (
+        min(_sum_seconds(sums, one) for _ in range(SMALL_ROUNDS)) / 2 for one in (small, large)
+    )
+    latency = min(latency, slowest / 2)
+    found = _told(world, "memory", (latency, large.bytes / 2 / (slowest - latency)))
+    latency, bandwidth = (statistics.median(one) for one in zip(*found, strict=True))
+    return Level(size, bandwidth, latency)
+
+
+def _sum_seconds(sums: HostSums, one: HostSum) -> float:
+    started = time.perf_counter()
+    sums.start(one)
+    sums.wait([one])
+    return time.perf_counter() - started
+
+
+def measure_level(world: World, group: str = "rows", least: float = 0.0) -> Level:
+    """Exchanges among the workers of each group of a kind; all workers must call it.
+
+    Args:
+        world: the workers.
+        group: its name in the world.
+        least: seconds that an exchange is to take, for exactness; more is sent until it does.
+
+    Returns:
+        Medians over all workers, of the best of several rounds each.
+    """
+    others = len(world.group(group).ranks) - 1
+    world.barrier(f"probe {group}")
+    latency = min(_seconds(world, group, [4] * (others + 1)) for _ in range(SMALL_ROUNDS))
+    size = LARGE_BYTES // others
+    while True:
+        counts = [size] * (others + 1)
+        began = time.process_time()
+        slowest = min(_seconds(world, group, counts) for _ in range(LARGE_ROUNDS))
+        worked = (time.process_time() - began) / (LARGE_ROUNDS * size * others)
+        # Other work can delay every small exchange for longer than a large one takes.
+        latency = min(latency, slowest / 2)
+        found = _told(world, group, (latency, size * others / (slowest - latency)))
+        bandwidth = statistics.median(bandwidth for _, bandwidth in found)
+        more = _more(size * others, size * others / bandwidth, least)
+        if more is None:
+            break
+        size = more // others
+    latency = statistics.median(latency for latency, _ in found)
+    processing = statistics.median(each for _, each in _told(world, f"{group} work", (0.0, worked)))
+    return Level(others + 1, bandwidth, latency, processing)
+
+
+def measure_way(world: World, forth: bool, least: float) -> float:
+    """Bytes per second from one half of the workers to the other, each to its partner there.
+
+    One way at a time: two workers that exchange over one connection may get half of its speed.
+
+    Args:
+        world: the workers, an even number, all of which must call it.
+        forth: from the first half to the second, else back.
+        least: seconds that it is to take; more is sent until it does.
+    """
+    half = world.size // 2
+    sends = (world.rank < half) == forth
+    partner = (world.rank + half) % world.size
+    size = LARGE_BYTES
+    while True:
+        counts = [size if worker == partner else 0 for worker in range(world.size)]
+        none = [0] * world.size
+        world.barrier("probe way")
+        times = []
+        for _ in range(LARGE_ROUNDS):
+            # All begin at once, then: those who receive measure.
+            _seconds(world, "rows", [4] * world.size)
+            times.append(
+                _seconds(world, "rows", counts if sends else none, none if sends else counts)
+            )
+        found = _told(world, "way", (0.0, min(times)))
+        took = max(seconds for _, seconds in found)
+        more = _more(size, took, least)
+        if more is None:
+            return half * size / took
+        size = more
+
+
+def _more(sent: int, took: float, least: float) -> int | None:
+    """Bytes to send for an exchange to take so long; None if it did, or that would be too many."""
+    if took >= least or sent >= MOST_BYTES:
+        return None
+    return min(MOST_BYTES, math.ceil(sent * 1.2 * least / took))
+
+
+def _told(world: World, topic: str, own: tuple[float, float]) -> list[tuple[float, float]]:
+    texts = world.texts(f"probe {topic}", msgspec.json.encode(own).decode())
+    return [msgspec.json.decode(text, type=tuple[float, float]) for text in texts]
+
+
+def _seconds(world: World, group: str, sent: list[int], received: list[int] | None = None) -> float:
+    """One exchange.
+
+    Args:
+        world: the workers.
+        group: those that take part.
+        sent: bytes for each of them; what is for this worker itself travels nowhere.
+        received: bytes from each of them; as many as are sent if None.
+    """
+    arriving = sent if received is None else received
+    leaves = torch.zeros(sum(sent), dtype=torch.uint8, device=world.device)
+    comes = torch.empty(sum(arriving), dtype=torch.uint8, device=world.device)
+    started = time.perf_counter()
+    world.all_to_all(comes, leaves, arriving, sent, "probe", group).wait()
+    if world.device.type == "cuda":
+        # There, waiting only orders what follows on the device.
+        torch.cuda.synchronize(world.device)
+    return time.perf_counter() - started

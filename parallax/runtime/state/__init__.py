@@ -1,0 +1,1 @@
+"""What a run keeps between steps, where, and in which files."""
