@@ -22,10 +22,19 @@ from examples.nmt.model import (
     make_optimizer,
     make_step,
     translate,
+    trimmed,
 )
 from parallax.errors import DataError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+SENTENCES = (
+    ("the red house is old", "das rote haus ist alt"),
+    ("the old house is small", "das alte haus ist klein"),
+    ("a green car stops here", "hier haelt ein gruenes auto"),
+    ("does the small car stop", "haelt das kleine auto"),
+    ("who has an old car", "wer hat ein altes auto"),
+)
 
 PAGE = """<html><body><div id="DisplayArea"><h1 id="hd_1">{title}</h1>
 <p id="par_id3156414" class="paragraph">{first}</p>
@@ -235,13 +244,11 @@ def test_perplexity_and_accuracy_are_over_words() -> None:
     assert found[1] == pytest.approx(float(right))
 
 
-def test_the_translator_learns_pairs_by_heart(pairs: data.Pairs) -> None:
+def test_the_translator_learns_pairs_by_heart() -> None:
     torch.manual_seed(0)
-    short = ((pairs.target != PADDING).sum(1) <= 10).nonzero()[:, 0].tolist()
-    # With few words known, some functions look the same.
-    different = {tuple(pairs.source[row].tolist()): row for row in short}
-    rows = list(different.values())[:4]
-    source, target = pairs.source[rows], pairs.target[rows, :10]
+    pairs = data.encode(SENTENCES, "sentences", longest=25, vocab=100)
+    source, target = trimmed(pairs.source), trimmed(pairs.target)
+    assert len(source) == len(SENTENCES) - 1  # one is held out
     sizes = len(pairs.source_words), len(pairs.target_words)
     model = Translator(*sizes, embedding=32, hidden=64, layers=1)
     step = make_step(model, make_optimizer(model, "adam", 0.01))
