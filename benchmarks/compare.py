@@ -23,6 +23,7 @@ from rich.console import Console
 
 from benchmarks.comparison import report
 from benchmarks.comparison.arguments import parser_for
+from benchmarks.comparison.drawing import draw
 from benchmarks.comparison.launch import Launcher, TaskError
 from benchmarks.comparison.report import Comparison
 from benchmarks.comparison.values import Contestant, Task, Trial, Turn
@@ -89,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
     plan = [(workload, options) for workload in args.workload or WORKLOADS]
     if (results := run_all(args, plan, console, show)) is None:
         return 2
-    if args.plot and (why := report.plot(results, Path(args.plot))):
+    if args.plot and (why := draw(results, Path(args.plot))):
         console.print(why)
     return 0
 
@@ -297,7 +298,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--memory", type=float, help="GB for all workers together (default: most of what is free)")
     add("--packages", default="", help="directory with TorchRec, see benchmarks/peers/torchrec.txt")
     add("--markdown", help="write the tables to this file")
-    add("--plot", help="draw the step times to this file, if matplotlib is installed")
+    add("--plot", help="draw them to this file, if matplotlib is installed")
     return parser
 
 

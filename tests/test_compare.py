@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks import builders, compare
 from benchmarks.builders import AUTO
-from benchmarks.comparison import report
+from benchmarks.comparison import drawing, report
 from benchmarks.comparison.limits import Lookups, least_bytes, lookups_of_step
 from benchmarks.comparison.report import Comparison, Row
 from benchmarks.comparison.values import Trial, Turn
@@ -163,15 +163,31 @@ def test_a_table_says_what_failed_and_what_the_limit_is() -> None:
     assert "did not end within 9 s" in console.export_text()
 
 
-def test_a_plot_is_drawn_or_says_why_not(tmp_path: Path) -> None:
-    row = Row(HYBRID, "", 0.2, 0.19, 0.05, 1.0, 1.0, 1.0, 3, 2.5e6, 3e6, 10**9, [0.5])
-    result = Comparison("dlrm", 4, 1, "1gbit", [row], 0.1, 2e6, 0.016, 0.5)
-    why = report.plot([result], tmp_path / "plot.png")
+def test_a_plot_is_drawn_or_says_why_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        Row(HYBRID, "", 0.2, 0.19, 0.05, 1.0, 1.0, 1.0, 3, 2.5e6, 3e6, 10**9, [0.5]),
+        Row("ddp", "", 0.5, 0.0, 0.1, 2.5, 2.25, 2.75, 3),
+        Row("zero1", "", 1.0, 0.0, 0.0, 5.0),  # tried by itself only
+        Row("fsdp2", "did not end within 9 s"),
+    ]
+    for number, rate in enumerate(("1gbit", "100mbit", None)):
+        result = Comparison("dlrm", 4, 1, rate, rows, 0.1, 2e6, 0.016, 0.5)
+        report.write_json([result], tmp_path / f"{number}.json")
+    picture = tmp_path / "plot.svg"
+    files = [str(tmp_path / f"{number}.json") for number in range(3)]
     if importlib.util.find_spec("matplotlib") is None:
-        assert why == "no plot: matplotlib is not installed (pip install matplotlib)"
-    else:
-        assert why is None
-        assert (tmp_path / "plot.png").stat().st_size > 1000
+        with pytest.raises(SystemExit):
+            drawing.main([*files, "--output", str(picture)])
+        assert "no plot: matplotlib is not installed" in capsys.readouterr().err
+        return
+    drawing.main([*files, "--output", str(picture)])
+    drawn = picture.read_text(encoding="utf-8")
+    assert "dlrm, 4 x 1, 100mbit: HYBRID 200 ms" in drawn
+    assert drawn.count(">ddp<") == 3
+    assert drawn.count(">2.50<") == 3
+    assert "fsdp2" not in drawn
 
 
 def test_systems_share_processes_as_far_as_memory_goes() -> None:

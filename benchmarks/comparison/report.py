@@ -1,4 +1,4 @@
-"""What was measured, put together: medians, paired ratios, the limit; table, JSON, plot."""
+"""What was measured, put together: medians, paired ratios, the limit; table and JSON."""
 
 from __future__ import annotations
 
@@ -247,25 +247,3 @@ def _predicted(row: Row) -> str:
 
 def write_json(results: Sequence[Comparison], path: Path) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(list(results))))
-
-
-def plot(results: Sequence[Comparison], path: Path) -> str | None:
-    """Draw each workload's step times; None, or why nothing was drawn."""
-    try:
-        import matplotlib
-
-        matplotlib.use("agg")
-        from matplotlib import pyplot
-    except ImportError:
-        return "no plot: matplotlib is not installed (pip install matplotlib)"
-    figure, axes = pyplot.subplots(len(results), 1, figsize=(8, 3 * len(results)), squeeze=False)
-    for result, axis in zip(results, axes[:, 0], strict=True):
-        rows = [row for row in result.rows if not row.failure]
-        axis.barh([row.system for row in rows], [row.seconds * 1e3 for row in rows])
-        axis.axvline(max(result.computation, result.wire) * 1e3, color="black", linestyle=":")
-        axis.set(xscale="log", xlabel="ms per step; dotted: the limit")
-        axis.set_title(f"{result.workload}, {result.rate or 'not shaped'}")
-        axis.invert_yaxis()
-    figure.tight_layout()
-    figure.savefig(path)
-    return None
