@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -116,6 +117,36 @@ def test_messages_take_a_crowded_processor_from_computation() -> None:
     crowded = predict(items, {"w": DENSE}, STRATEGY, network, replace(SPEED, crowding=2.0), 2.0)
     assert crowded.step == pytest.approx(2.4)
     assert crowded.waiting == 0
+
+
+def test_what_computes_on_a_crowded_processor_holds_messages_up() -> None:
+    """Of 1.2 s that a message takes, half of 1.6 s passed while two workers computed in turns."""
+    items = [Started(1, "summed", ("w",)), work(1_600_000), Awaited(1)]
+    times = {
+        crowding: predict(
+            items, {"w": DENSE}, STRATEGY, NETWORK, replace(SPEED, crowding=crowding), 1.6
+        )
+        for crowding in (1.0, 2.0)
+    }
+    assert times[1.0].step == pytest.approx(1.6)
+    assert times[2.0].step == pytest.approx(1.6 + 1.2 - 0.8)
+    assert times[2.0].waiting == pytest.approx(1.2 - 0.8)
+
+
+def test_sums_have_a_speed_of_their_own() -> None:
+    """A ring of all workers, and the parts of several hosts' sums, go at the speed of sums."""
+    slow = Level(2, 0.5e6, 0.1, summing=1e6)
+    strategy = Strategy("", 2, {"w": VariableStrategy("owner", partition="rows", owners=(0, 1))})
+    items: list[Item] = [Started(1, "summed", ("w",)), Awaited(1)]
+    assert predict(items, {"w": DENSE}, STRATEGY, Network(slow), SPEED).step == pytest.approx(1.2)
+    items = [Started(1, "owned", ("w",)), Awaited(1)]
+    assert predict(items, {"w": DENSE}, strategy, Network(slow), SPEED).step == pytest.approx(1.1)
+    assert slow.all_reduce(1e6) == pytest.approx(1.2)
+    memory = Level(2, math.inf, 0.0)
+    both = Network(Level(4, 1.0, 0.0), memory, slow, memory)
+    hosts = Strategy("", 4, {"w": VariableStrategy("allreduce", hierarchy="hosts")})
+    items = [Started(1, "summed", ("w",)), Awaited(1)]
+    assert predict(items, {"w": DENSE}, hosts, both, SPEED).step == pytest.approx(0.5 + 0.2)
 
 
 def test_neighbouring_computation_is_put_together() -> None:

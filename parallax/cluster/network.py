@@ -13,16 +13,25 @@ class Level:
 
     Args:
         workers: how many take part in one exchange.
-        bandwidth: bytes per second that one of them sends while all do.
+        bandwidth: bytes per second that one of them sends while all send to all others.
         latency: seconds that an exchange of next to nothing takes.
         processing: seconds that a processor works for each byte that one of them sends, here and
             on the way in.
+        summing: bytes per second that one of them sends in an AllReduce; None where that was not
+            measured apart, for ``bandwidth``. A ring has one message on each link, and several
+            senders to one receiver get less out of the same link.
     """
 
     workers: int
     bandwidth: float
     latency: float
     processing: float = 0.0
+    summing: float | None = None
+
+    @property
+    def sums(self) -> float:
+        """Bytes per second that one worker sends in an AllReduce."""
+        return self.bandwidth if self.summing is None else self.summing
 
     def exchange(self, sent: float) -> float:
         """Seconds for an exchange in which every worker sends ``sent`` bytes."""
@@ -30,7 +39,9 @@ class Level:
 
     def all_reduce(self, size: float) -> float:
         """Seconds for a ring AllReduce of ``size`` bytes: two exchanges of all parts but one."""
-        return 2 * self.exchange((self.workers - 1) / self.workers * size)
+        if self.workers == 1:
+            return 0.0
+        return 2 * (self.latency + (self.workers - 1) / self.workers * size / self.sums)
 
 
 @dataclass(frozen=True)

@@ -155,11 +155,13 @@ class MessageTime:
         latency: from when its last byte is sent until it arrives.
         link: that the link is occupied.
         memory: that this worker itself works in memory that it shares.
+        sent: bytes of it that a worker sends through the network's code.
     """
 
     latency: float
     link: float
     memory: float = 0.0
+    sent: float = 0.0
 
 
 def message_seconds(
@@ -192,14 +194,14 @@ def message_seconds(
         if rail is None:
             return MessageTime(times * memory.latency, 0.0, inside)
         latency = times * (memory.latency + rail.latency)
-        return MessageTime(latency, times * across / rail.bandwidth, inside)
+        return MessageTime(latency, times * across / rail.sums, inside, times * across)
+    idle = times * (network.exchange_by_host(0, 0) if by_host else network.whole.exchange(0))
     if by_host:
-        idle, whole = (
-            times * network.exchange_by_host(*one) for one in ((0, 0), (sent - across, across))
-        )
+        link = times * network.exchange_by_host(sent - across, across) - idle
     else:
-        idle, whole = (times * network.whole.exchange(one) for one in (0.0, sent))
-    return MessageTime(idle, whole - idle)
+        rate = network.whole.sums if kind == "summed" else network.whole.bandwidth
+        link = times * sent / rate
+    return MessageTime(idle, link, sent=times * sent)
 
 
 def seconds_at_owners(

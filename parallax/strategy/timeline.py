@@ -3,7 +3,8 @@
 A timeline is what a worker's graph does, without its values: it computes, starts messages, and
 waits for them. Messages share the worker's link and travel one after the other; a message leaves
 when one of a few that were on their way has arrived, and a wait ends when its message has arrived
-(Poseidon, section 3.2, has the same picture of wait-free backpropagation).
+(Poseidon, section 3.2, has the same picture of wait-free backpropagation). Where workers have to
+share processors, what computes keeps messages from going on.
 """
 
 from __future__ import annotations
@@ -90,6 +91,12 @@ class Speed:
     alike: bool = True
 
     @property
+    def progress(self) -> float:
+        """What share of the time messages go on while all workers compute: as long as processors
+        are free for them, all of it."""
+        return 1.0 / max(self.crowding, 1.0)
+
+    @property
     def borrowed(self) -> float:
         """Seconds by which computing is delayed when messages need a processor for one second.
 
@@ -158,6 +165,7 @@ def predict(
     total = own if alone is None else speed.seconds(alone)
     scale = speed.crowding if computation is None or not total else computation / total
     clock = free = messages = owed = computing = 0.0
+    moved = 0.0  # seconds in which messages could go on: their times are told in these
     arrives: dict[int, float] = {}
     lanes: dict[bool, list[float]] = {}  # of each process group, until when they are
     taken: dict[int, float] = {}  # by owner, until when its link is
@@ -166,6 +174,7 @@ def predict(
             took = parts[id(item)] * (speed.crowding if item.added else scale)
             # What messages in the background took of the processor.
             clock += took + owed
+            moved += took * speed.progress + owed
             computing += took + owed
             owed = 0.0
         elif isinstance(item, Started):
@@ -174,24 +183,26 @@ def predict(
             latency, sending = message.latency, message.link
             occupied = sending
             clock += message.memory
+            moved += message.memory * speed.progress
             computing += message.memory
             lane = lanes.setdefault(item.kind == "summed", [0.0] * LANES)
             first = lane.index(min(lane))
-            free = max(free, clock, lane[first]) + occupied
+            free = max(free, moved, lane[first]) + occupied
             there = free
             if item.kind == "owned" and network.host is None:
                 at_owners = seconds_at_owners(chosen, network, item.share)
                 for owner, seconds in at_owners.items():
-                    taken[owner] = max(taken.get(owner, 0.0), clock) + seconds
+                    taken[owner] = max(taken.get(owner, 0.0), moved) + seconds
                     there = max(there, taken[owner])
                 occupied = max([occupied, *at_owners.values()])
             arrives[item.number] = lane[first] = there + latency
             messages += latency + occupied
-            owed += sending * network.whole.bandwidth * network.whole.processing * speed.borrowed
+            owed += message.sent * network.whole.processing * speed.borrowed
         else:
-            waited = max(arrives[item.number] - clock, 0.0)
+            waited = max(arrives[item.number] - moved, 0.0)
             owed = max(owed - waited, 0.0)
             clock += waited
+            moved += waited
     return StepTime(clock, computing, messages)
 
 

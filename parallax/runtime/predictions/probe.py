@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from dataclasses import replace
 
 import msgspec
 import torch
@@ -17,23 +18,49 @@ __all__ = ["measure_level", "measure_network", "measure_way"]
 
 SMALL_ROUNDS = 5
 LARGE_ROUNDS = 2
-# Beyond the burst that a shaped link lets through at once.
-LARGE_BYTES = 1 << 20
+# Beyond the burst that a shaped link lets through at once, and beyond what waits in its queue.
+LARGE_BYTES = 1 << 22
+# Of a bucket that is summed in memory: it may stay in the cache.
+MEMORY_BYTES = 1 << 20
 MOST_BYTES = 1 << 28
 
 
 def measure_network(world: World) -> Network:
     """Bandwidth and latency of the workers' links, the same on every worker.
 
-    Takes some ten milliseconds, and as long as six megabytes need; all workers must call it.
+    Takes some ten milliseconds, and as long as twenty megabytes need; all workers must call it.
     """
     if world.size == 1:
         return Network(Level(1, float("inf"), 0.0))
-    whole = measure_level(world, "rows")
+    whole = _with_sums(world, measure_level(world, "rows"), "dense")
     memory = None if world.host_sums is None else _measure_memory(world, world.host_sums)
     if not world.two_levels:
         return Network(whole, memory=memory)
-    return Network(whole, measure_level(world, "host"), measure_level(world, "rail"), memory)
+    host, rail = (
+        _with_sums(world, measure_level(world, group), f"{group} dense")
+        for group in ("host", "rail")
+    )
+    return Network(whole, host, rail, memory)
+
+
+def _with_sums(world: World, level: Level, group: str) -> Level:
+    """With the speed of an AllReduce of as many bytes as were exchanged."""
+    workers = level.workers
+    buffer = torch.zeros(LARGE_BYTES * workers // (8 * (workers - 1)), device=world.device)
+    sent = 2 * (workers - 1) / workers * buffer.numel() * buffer.element_size()
+    world.barrier(f"probe {group} sums")
+    least = min(_seconds_to_sum(world, group, buffer) for _ in range(LARGE_ROUNDS))
+    speed = sent / max(least - 2 * level.latency, least / 2)
+    found = _told(world, f"{group} sums", (0.0, speed))
+    return replace(level, summing=statistics.median(each for _, each in found))
+
+
+def _seconds_to_sum(world: World, group: str, buffer: torch.Tensor) -> float:
+    started = time.perf_counter()
+    world.all_reduce(buffer, "probe", group).wait()
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    return time.perf_counter() - started
 
 
 def _measure_memory(world: World, sums: HostSums) -> Level:
@@ -41,7 +68,7 @@ def _measure_memory(world: World, sums: HostSums) -> Level:
     size = sums.links.size
     small, large = (
         HostSum(HostArea(sums.links, "probe", count, torch.float32), 0, 0, count, "probe")
-        for count in (size, LARGE_BYTES // 4)
+        for count in (size, MEMORY_BYTES // 4)
     )
     world.barrier("probe memory")
     # A sum is two exchanges; the first ones meet memory that nobody has touched yet.
@@ -78,9 +105,11 @@ def measure_level(world: World, group: str = "rows", least: float = 0.0) -> Leve
     size = LARGE_BYTES // others
     while True:
         counts = [size] * (others + 1)
-        began = time.process_time()
-        slowest = min(_seconds(world, group, counts) for _ in range(LARGE_ROUNDS))
-        worked = (time.process_time() - began) / (LARGE_ROUNDS * size * others)
+        slowest = worked = math.inf
+        for _ in range(LARGE_ROUNDS):
+            began = time.process_time()
+            slowest = min(slowest, _seconds(world, group, counts))
+            worked = min(worked, (time.process_time() - began) / (size * others))
         # Other work can delay every small exchange for longer than a large one takes.
         latency = min(latency, slowest / 2)
         found = _told(world, group, (latency, size * others / (slowest - latency)))
