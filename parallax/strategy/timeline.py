@@ -180,8 +180,7 @@ def predict(
         elif isinstance(item, Started):
             chosen = [(variables[name], strategy.variables[name]) for name in item.variables]
             message = message_seconds(item.kind, chosen, network, item.share)
-            latency, sending = message.latency, message.link
-            occupied = sending
+            latency, occupied = message.latency, message.link
             clock += message.memory
             moved += message.memory * speed.progress
             computing += message.memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -12,6 +13,7 @@ import torch
 
 from parallax.cluster.network import Level, Network
 from parallax.runtime.comm.host_sums import HostArea, HostSum, HostSums
+from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
 
 __all__ = ["measure_level", "measure_network", "measure_way"]
@@ -49,18 +51,12 @@ def _with_sums(world: World, level: Level, group: str) -> Level:
     buffer = torch.zeros(LARGE_BYTES * workers // (8 * (workers - 1)), device=world.device)
     sent = 2 * (workers - 1) / workers * buffer.numel() * buffer.element_size()
     world.barrier(f"probe {group} sums")
-    least = min(_seconds_to_sum(world, group, buffer) for _ in range(LARGE_ROUNDS))
+    least = min(
+        _timed(world, lambda: world.all_reduce(buffer, "probe", group)) for _ in range(LARGE_ROUNDS)
+    )
     speed = sent / max(least - 2 * level.latency, least / 2)
     found = _told(world, f"{group} sums", (0.0, speed))
     return replace(level, summing=statistics.median(each for _, each in found))
-
-
-def _seconds_to_sum(world: World, group: str, buffer: torch.Tensor) -> float:
-    started = time.perf_counter()
-    world.all_reduce(buffer, "probe", group).wait()
-    if world.device.type == "cuda":
-        torch.cuda.synchronize(world.device)
-    return time.perf_counter() - started
 
 
 def _measure_memory(world: World, sums: HostSums) -> Level:
@@ -180,8 +176,13 @@ def _seconds(world: World, group: str, sent: list[int], received: list[int] | No
     arriving = sent if received is None else received
     leaves = torch.zeros(sum(sent), dtype=torch.uint8, device=world.device)
     comes = torch.empty(sum(arriving), dtype=torch.uint8, device=world.device)
+    return _timed(world, lambda: world.all_to_all(comes, leaves, arriving, sent, "probe", group))
+
+
+def _timed(world: World, start: Callable[[], Pending]) -> float:
+    """Seconds from when a message starts until it has arrived."""
     started = time.perf_counter()
-    world.all_to_all(comes, leaves, arriving, sent, "probe", group).wait()
+    start().wait()
     if world.device.type == "cuda":
         # There, waiting only orders what follows on the device.
         torch.cuda.synchronize(world.device)
