@@ -92,15 +92,24 @@ SLOW_RAIL = Network(Level(4, 1e6, 1e-3), FAST, SLOW)
 EVEN = Network(Level(4, 1e9, 1e-5), Level(2, 1e9, 1e-5), Level(2, 1e9, 1e-5))
 
 
-def test_the_network_decides() -> None:
-    assert Network(Level(4, 1e6, 1e-3)).all_reduce_by_host(1e6) == pytest.approx(1.502)
-    assert SLOW_RAIL.all_reduce_by_host(1e6) == pytest.approx(0.502, rel=0.01)
-    assert SLOW_RAIL.whole.all_reduce(1e6) == pytest.approx(1.502)
-    assert EVEN.all_reduce_by_host(1e6) > EVEN.whole.all_reduce(1e6)
-
-
 TABLE = Variable("t", (1000, 16), torch.float32, True, lookups=("embedding",), sparse=True)
 DENSE = Variable("d", (500, 20), torch.float32, True)
+
+
+def test_the_network_decides() -> None:
+    big = Variable("b", (500, 500), torch.float32, True)
+    flat, levels = VariableStrategy("allreduce"), VariableStrategy("allreduce", hierarchy="hosts")
+
+    def seconds(choice: VariableStrategy, network: Network) -> float:
+        return communication_seconds([(big, choice)], network)
+
+    assert seconds(levels, Network(Level(4, 1e6, 1e-3))) == pytest.approx(1.502)
+    assert seconds(levels, SLOW_RAIL) == pytest.approx(0.502, rel=0.01)
+    assert seconds(flat, SLOW_RAIL) == pytest.approx(1.502)
+    assert seconds(levels, EVEN) > seconds(flat, EVEN)
+    sums = Network(Level(4, 1e6, 1e-3, summing=2e6))
+    assert seconds(flat, sums) == pytest.approx(0.752)
+    assert seconds(VariableStrategy("broadcast"), sums) == pytest.approx(3.001)
 
 
 def test_each_kind_gets_two_levels_where_that_is_faster() -> None:

@@ -65,21 +65,3 @@ class Network:
     def hosts(self) -> int:
         """How many hosts there are, of several workers each; 1 where there is one level only."""
         return 1 if self.rail is None else self.rail.workers
-
-    def exchange_by_host(self, inside: float, across: float) -> float:
-        """Seconds for an exchange inside hosts, followed by one between them.
-
-        Args:
-            inside, across: bytes that every worker sends in the first and in the second.
-        """
-        if self.host is None or self.rail is None:
-            return self.whole.exchange(inside + across)
-        return self.host.exchange(inside) + self.rail.exchange(across)
-
-    def all_reduce_by_host(self, size: float) -> float:
-        """Seconds to sum parts inside hosts, then between hosts, and to bring the sums together."""
-        if self.host is None or self.rail is None:
-            return self.whole.all_reduce(size)
-        part = size / self.host.workers
-        inside = self.host.exchange((self.host.workers - 1) * part)
-        return 2 * inside + self.rail.all_reduce(part)

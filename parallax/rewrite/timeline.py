@@ -47,7 +47,7 @@ class _Reading:
 
     resources: Mapping[str, ResourceSpec]
     variables: Mapping[str, Variable]
-    workers: int
+    strategy: Strategy
     items: list[Item] = field(default_factory=list)
     number: int = 0
     later: dict[Node, list[tuple[str, ...]]] = field(default_factory=dict)
@@ -125,7 +125,7 @@ def timeline(
     places = [node for node in nodes if node.op == "placeholder"]
     specs = {n.name: spec for n, spec in zip(places, graph.resources, strict=False)}
     counts = operations(graph.step.graph)
-    reading = _Reading(specs, variables, strategy.replicas)
+    reading = _Reading(specs, variables, strategy)
     for node in nodes:
         if node.op != "call_function":
             continue
@@ -236,7 +236,7 @@ def _receive(reading: _Reading, node: Node, spec: Any) -> None:
     reading.items += [Awaited(number) for number in reading.numbers[started]]
     copies, rows = 1, isinstance(spec, RowsSpec)
     if rows and not spec.sharded:
-        copies = reading.workers  # the rows of all workers come, and are sorted then
+        copies = reading.strategy.replicas  # the rows of all workers come, and are sorted then
     work = (RECEIVING, 3 * copies, copies - 1)
     reading.work(spec.tables, *work, together=not rows, times=_times(spec))
 
@@ -245,7 +245,7 @@ def _put_gradient(reading: _Reading, node: Node, spec: Any) -> None:
     resource: Any = node.args[0]
     index: Any = node.args[1]
     entry = spec.entries[index]
-    kind = "owned" if spec.owners else "summed"
+    kind = facts(reading.strategy.variables[entry.name]).messages[0]
     if entry.pieces > 1:
         numbers = reading.numbers.setdefault(resource, [])
         numbers.append(reading.start(kind, [entry.name], 1 / entry.pieces))
@@ -287,7 +287,7 @@ def _finish(reading: _Reading, node: Node, spec: Any) -> None:
         reading.exchange(*spec.message(node.args[1]))
     else:
         reading.items.append(Awaited(number))
-    operations = spec.operations(node.args[1], reading.workers)
+    operations = spec.operations(node.args[1], reading.strategy.replicas)
     if operations:
         reading.items.append(Computed(operations, 0, 1, added=True))
 

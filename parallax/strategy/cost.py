@@ -46,7 +46,7 @@ from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.data import HierarchyName, VariableStrategy
 from parallax.strategy.encoders import encoder_of
-from parallax.strategy.registry import MessageKind, facts, synchronizers
+from parallax.strategy.registry import MessageKind, facts
 
 
 def bytes_per_step(
@@ -130,8 +130,6 @@ def part_of_exchange(kind: MessageKind, ids: float, values: float, row: float) -
         values: rows or sums of rows, which travel both ways.
         row: bytes of one.
     """
-    if kind == "words":
-        return 1.0
     total = 4 * ids + 2 * values * row
     return (4 * ids if kind == "ids" else values * row) / total if total else 0.0
 
@@ -163,6 +161,11 @@ class MessageTime:
     memory: float = 0.0
     sent: float = 0.0
 
+    @property
+    def whole(self) -> float:
+        """Until it has arrived, if nothing else is on its way."""
+        return self.latency + self.link + self.memory
+
 
 def message_seconds(
     kind: MessageKind,
@@ -178,12 +181,14 @@ def message_seconds(
         network: the links.
         share: of them that it carries.
     """
-    by_host = network.host is not None and any(c.hierarchy == "hosts" for _, c in decided)
+    by_host = any(choice.hierarchy == "hosts" for _, choice in decided)
     workers, hosts = network.whole.workers, network.hosts
     # A sum is two exchanges: parts to those that sum them, and the sums to all.
     times = 2 if kind == "summed" else 1
     sent = across = 0.0
     for variable, choice in decided:
+        if kind == "words":
+            continue
         part = share * facts(choice).part(kind, variable, choice, workers) / times
         sent += part * bytes_per_step(variable, choice, workers, hosts)
         across += part * bytes_across(variable, choice, workers, hosts)
@@ -195,12 +200,15 @@ def message_seconds(
             return MessageTime(times * memory.latency, 0.0, inside)
         latency = times * (memory.latency + rail.latency)
         return MessageTime(latency, times * across / rail.sums, inside, times * across)
-    idle = times * (network.exchange_by_host(0, 0) if by_host else network.whole.exchange(0))
-    if by_host:
-        link = times * network.exchange_by_host(sent - across, across) - idle
-    else:
-        rate = network.whole.sums if kind == "summed" else network.whole.bandwidth
-        link = times * sent / rate
+    host, rail = network.host, network.rail
+    passes = [(network.whole, sent)]
+    if by_host and host is not None and rail is not None:
+        passes = [(host, sent - across), (rail, across)]
+    idle = link = 0.0
+    for level, size in passes:
+        if level.workers > 1:
+            idle += times * level.latency
+            link += times * size / (level.sums if kind == "summed" else level.bandwidth)
     return MessageTime(idle, link, sent=times * sent)
 
 
@@ -236,26 +244,15 @@ def communication_seconds(
 ) -> float:
     """Seconds that a step's messages take, one after the other, by the latency-bandwidth model.
 
-    What overlaps with computation is not subtracted.
+    Variables that are synchronised alike are taken to travel together. What overlaps with
+    computation is not subtracted.
     """
-    workers, hosts = network.whole.workers, network.hosts
-    exchanged: dict[tuple[str, HierarchyName, bool], tuple[float, float]] = {}
+    together: dict[tuple[str, HierarchyName, bool], list[tuple[Variable, VariableStrategy]]] = {}
     for variable, choice in decided:
-        if choice.synchronizer != "none":
-            key = (choice.synchronizer, choice.hierarchy, sums_in_memory(choice, network))
-            sent, across = exchanged.get(key, (0.0, 0.0))
-            sent += bytes_per_step(variable, choice, workers, hosts)
-            across += bytes_across(variable, choice, workers, hosts)
-            exchanged[key] = sent, across
-    seconds = 0.0
-    for (synchronizer, hierarchy, in_memory), (sent, across) in exchanged.items():
-        messages = synchronizers()[synchronizer].messages
-        part, far = sent / messages, across / messages
-        if in_memory and network.memory is not None:
-            seconds += messages * network.memory.exchange(part - far)
-            seconds += 0.0 if network.rail is None else messages * network.rail.exchange(far)
-        elif hierarchy == "hosts":
-            seconds += messages * network.exchange_by_host(part - far, far)
-        else:
-            seconds += messages * network.whole.exchange(part)
-    return seconds
+        key = (choice.synchronizer, choice.hierarchy, sums_in_memory(choice, network))
+        together.setdefault(key, []).append((variable, choice))
+    return sum(
+        message_seconds(kind, group, network).whole
+        for group in together.values()
+        for kind in facts(group[0][1]).messages
+    )

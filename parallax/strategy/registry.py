@@ -79,7 +79,8 @@ class Synchronizer:
         part: of the bytes, that one message carries.
         computes: multiplications and additions of a worker's step beside those of one device.
         calls: small operations that its exchange takes for each variable.
-        messages: of a step that wait for one another.
+        messages: of a step, by kind, in the order in which they wait for one another; the first
+            of dense gradients is what they travel in.
         dense: it aggregates the whole gradient of a variable, sparse or not.
         sparse: it needs a variable of which rows are looked up.
         factors: it needs a variable whose gradient is a matrix product.
@@ -105,7 +106,7 @@ class Synchronizer:
     part: Part = _fair
     computes: Operations = _no_operations
     calls: int = 0
-    messages: int = 1
+    messages: tuple[MessageKind, ...] = ("gathered",)
     dense: bool = False
     sparse: bool = False
     factors: bool = False

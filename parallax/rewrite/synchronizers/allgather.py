@@ -21,7 +21,7 @@ SYNCHRONIZER = Synchronizer(
     _gathered,
     synchronize_rows,
     calls=ASKING + SENDING + RECEIVING,
-    messages=3,
+    messages=("words", "gathered"),
     sparse=True,
     casts=True,
 )

@@ -46,7 +46,7 @@ SYNCHRONIZER = Synchronizer(
     _reduced,
     synchronize_dense,
     across=_reduced_across,
-    messages=2,
+    messages=("summed",),
     dense=True,
     by_host=True,
     pieces=True,

@@ -182,7 +182,7 @@ SYNCHRONIZER = Synchronizer(
     _exchanged,
     synchronize_bags,
     part=_part,
-    messages=3,
+    messages=("ids", "rows", "rows"),
     sparse=True,
     sharded=True,
     bags=True,

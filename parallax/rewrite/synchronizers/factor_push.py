@@ -30,7 +30,7 @@ SYNCHRONIZER = Synchronizer(
     synchronize_factors,
     computes=all_products,
     part=_part_of_push,
-    messages=2,
+    messages=("factors", "owned"),
     dense=True,
     factors=True,
     sharded=True,

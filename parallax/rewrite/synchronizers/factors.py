@@ -22,6 +22,7 @@ SYNCHRONIZER = Synchronizer(
     _to_all,
     synchronize_factors,
     computes=all_products,
+    messages=("factors",),
     dense=True,
     factors=True,
     merges=True,

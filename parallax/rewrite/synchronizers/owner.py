@@ -17,7 +17,7 @@ SYNCHRONIZER = Synchronizer(
     scatter_and_gather,
     synchronize_dense,
     part=half_each_way,
-    messages=2,
+    messages=("owned", "owned"),
     dense=True,
     sharded=True,
     whole=True,

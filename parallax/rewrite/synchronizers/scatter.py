@@ -113,7 +113,7 @@ SYNCHRONIZER = Synchronizer(
     scatter_and_gather,
     synchronize_scattered,
     part=half_each_way,
-    messages=2,
+    messages=("owned", "owned"),
     dense=True,
     sharded=True,
     partitions=("block",),

@@ -18,7 +18,7 @@ from parallax.strategy.builders.all_reduce import Replicated
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
 from parallax.strategy.builders.hybrid import MARGIN, MOST_COMPARED, Hybrid, placed_bags
 from parallax.strategy.builders.parameter_server import ParameterServer
-from parallax.strategy.cost import communication_seconds, sums_in_memory
+from parallax.strategy.cost import message_seconds
 from parallax.strategy.data import PartitionName, Strategy, VariableStrategy
 from parallax.strategy.registry import Synchronizer, facts, synchronizers
 from parallax.strategy.timeline import Speed
@@ -176,23 +176,13 @@ def _priced(
         levels.append(msgspec.structs.replace(choice, hierarchy="hosts"))
     costs = []
     for one in levels:
-        latency = _latency(one, network)
-        whole = communication_seconds([(variable, one)], network)
+        messages = [message_seconds(k, [(variable, one)], network) for k in facts(one).messages]
+        latency = sum(message.latency for message in messages)
+        working = sum(message.link + message.memory for message in messages)
         computed = 0.0 if speed is None else speed.added(variable, one, network.whole.workers)
-        costs.append((whole + computed, max(whole - latency, 0.0) + computed, latency))
+        costs.append((latency + working + computed, working + computed, latency))
     _, seconds, latency = min(costs)
     return Priced(choice, seconds, latency)
-
-
-def _latency(choice: VariableStrategy, network: Network) -> float:
-    one, by_host = facts(choice), choice.hierarchy == "hosts"
-    if sums_in_memory(choice, network) and network.memory is not None:
-        rail = 0.0 if network.rail is None else network.rail.all_reduce(0.0)
-        return network.memory.all_reduce(0.0) + rail
-    if one.reduces:
-        return network.all_reduce_by_host(0.0) if by_host else network.whole.all_reduce(0.0)
-    each = network.exchange_by_host(0.0, 0.0) if by_host else network.whole.exchange(0.0)
-    return one.messages * each
 
 
 def cheapest(priced: Mapping[str, list[Priced]]) -> dict[str, Priced]:
