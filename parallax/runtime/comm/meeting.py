@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from parallax.cluster.environment import WorkerEnvironment
-from parallax.cluster.worker_start import keep_undestroyed
 from parallax.errors import LaunchError
 from parallax.runtime.comm.host_exchange import HostExchange
 from parallax.runtime.comm.host_links import connect_host
 from parallax.runtime.comm.host_sums import HostSums
 from parallax.runtime.comm.pending import TIMEOUT
+from parallax.runtime.comm.process_groups import Kind, process_group
 from parallax.runtime.comm.world import GROUPS, Group, World, single
 
 
@@ -100,12 +100,7 @@ def world_of(
     All workers of the default group must call this, or with ``alone`` just these, at once.
     """
     rank, size = dist.get_rank(), len(ranks)
-    handles = {
-        name: dist.new_group(ranks, timeout=TIMEOUT, use_local_synchronization=alone)
-        for name in groups
-    }
-    for handle in handles.values():
-        keep_undestroyed(handle)
+    handles = {name: process_group(ranks, _kind(name), alone=alone) for name in groups}
     if size == 1 or rank not in ranks:
         return single(device)
     name = "-".join(map(str, ranks))
@@ -148,13 +143,16 @@ def on_hosts(world: World, hosts: Sequence[int]) -> World:
             if kind == "sums" and (name == "host" or world.host_sums is None):
                 continue  # what is summed in memory crosses from a thread, in its own order
             for ranks in parts:
-                handle = dist.new_group([among[rank] for rank in ranks], timeout=TIMEOUT)
-                keep_undestroyed(handle)
+                handle = process_group([among[rank] for rank in ranks], _kind(kind))
                 if world.rank in ranks:
                     key = name if kind == "rows" else f"{name} {kind}"
                     place = ranks.index(world.rank)
                     world._groups[key] = Group(handle, tuple(ranks), place)
     return world
+
+
+def _kind(name: str) -> Kind:
+    return "exchanges" if name == "rows" else "sums"
 
 
 _instances: Counter[str] = Counter()

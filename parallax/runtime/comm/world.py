@@ -19,12 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallax.cluster.worker_start import keep_undestroyed
 from parallax.errors import PeerError
 from parallax.runtime.comm.background import Background
 from parallax.runtime.comm.host_exchange import HostExchange
 from parallax.runtime.comm.host_sums import HostSums
-from parallax.runtime.comm.pending import TIMEOUT, Pending, lost_worker
+from parallax.runtime.comm.pending import Pending, lost_worker
+from parallax.runtime.comm.process_groups import process_group
 from parallax.runtime.comm.texts import Texts
 from parallax.runtime.comm.traffic import Traffic
 
@@ -148,8 +148,7 @@ class World:
             return
         everyone = self._groups["rows"]
         ranks = dist.get_process_group_ranks(everyone.handle)
-        handle = dist.new_group(ranks, timeout=TIMEOUT)
-        keep_undestroyed(handle)
+        handle = process_group(ranks, "exchanges")
         self._groups[name] = Group(handle, everyone.ranks, everyone.place)
 
     # -- Collectives ----------------------------------------------------------------------
