@@ -62,7 +62,8 @@ def _shared(kind: Kind) -> dict[str, Any]:
     options._threads = THREADS
     options._devices = _devices_of(kind)
     if _BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(_BACKEND, _make, extended_api=True, devices=["cpu"])
+        devices = list(dist.Backend.backend_capability[dist.Backend.GLOO])
+        dist.Backend.register_backend(_BACKEND, _make, extended_api=True, devices=devices)
     return {"backend": _BACKEND, "pg_options": options}
 
 
