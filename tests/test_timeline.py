@@ -149,6 +149,18 @@ def test_sums_have_a_speed_of_their_own() -> None:
     assert predict(items, {"w": DENSE}, hosts, both, SPEED).step == pytest.approx(0.5 + 0.2)
 
 
+def test_products_of_an_exchange_are_as_fast_as_those_of_the_step() -> None:
+    extra = Computed(1, 0, 0, added=True)
+    network = Network(Level(2, 1e6, 0.0))
+    own = work(2)
+    alone = SPEED.seconds(own)
+    twice = predict([own, extra], {}, STRATEGY, network, SPEED, 2 * alone).step
+    assert twice == pytest.approx(2 * alone + 2 / SPEED.operations)
+    small = Computed(0, 5, 1, added=True)
+    same = predict([own, small], {}, STRATEGY, network, SPEED, 2 * alone).step
+    assert same == pytest.approx(2 * alone + SPEED.seconds(small))
+
+
 def test_neighbouring_computation_is_put_together() -> None:
     extra = Computed(0, 5, 1, added=True)
     assert merged([work(1), work(2), extra, Awaited(1), work(3)]) == (

@@ -171,7 +171,10 @@ def predict(
     taken: dict[int, float] = {}  # by owner, until when its link is
     for item in items:
         if isinstance(item, Computed):
-            took = parts[id(item)] * (speed.crowding if item.added else scale)
+            took = parts[id(item)] * scale
+            if item.added:  # products of factors are as fast as the step's own; the rest is small
+                products = item.operations / speed.operations
+                took = products * scale + (parts[id(item)] - products) * speed.crowding
             # What messages in the background took of the processor.
             clock += took + owed
             moved += took * speed.progress + owed
