@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
+import pool as pools
 import pytest
 import torch
 from launching import start_script
@@ -15,6 +16,25 @@ __all__ = ["pool", "start_script"]
 # What a shell starts in the background ignores these, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+PATIENCE = 4
+"""How many times as long a long check may take: other programs use such machines too."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give long checks time."""
+    usual = float(config.getini("timeout"))
+    for item in items:
+        if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(PATIENCE * usual))
+
+
+@pytest.fixture(autouse=True)
+def _patient_pools(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for what workers do in long checks."""
+    if request.node.get_closest_marker("long"):
+        monkeypatch.setattr(pools, "DEADLINE", PATIENCE * pools.DEADLINE)
 
 
 @pytest.fixture(scope="session")
