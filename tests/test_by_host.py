@@ -158,6 +158,15 @@ def test_formulas_of_several_hosts() -> None:
     assert seconds == pytest.approx(3e-3 + bytes_across(measured, hosts, 4, 2) / 1e6, rel=0.01)
 
 
+@pytest.mark.parametrize(("processing", "wanted"), [(0.0, "flat"), (1e-6, "hosts")])
+def test_what_processors_do_for_messages_decides_as_well(processing: float, wanted: str) -> None:
+    """A sum among all is a little faster, but workers of one host send to each other in it."""
+    whole = Level(4, 1e6, 0.0, processing, 1.2e6)
+    network = Network(whole, FAST, Level(2, 0.38e6, 0.0), Level(2, 1e10, 0.0))
+    chosen = hierarchy.by_host(built("AR", [DENSE], 4), [DENSE], network)
+    assert chosen.variables["d"].hierarchy == wanted
+
+
 @pytest.mark.parametrize("size", [1, 3, HOSTS[0], HOSTS[2]], ids=str)
 def test_links_are_measured_alike_on_all_workers(pool: Pool, size: int | tuple[int, ...]) -> None:
     found = pool.run(size, by_host.measured)

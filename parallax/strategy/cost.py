@@ -239,20 +239,26 @@ def seconds_at_owners(
     return found
 
 
+def messages_of_step(
+    decided: Iterable[tuple[Variable, VariableStrategy]], network: Network
+) -> list[MessageTime]:
+    """A step's messages, where variables that are synchronised alike travel together."""
+    together: dict[tuple[str, HierarchyName, bool], list[tuple[Variable, VariableStrategy]]] = {}
+    for variable, choice in decided:
+        key = (choice.synchronizer, choice.hierarchy, sums_in_memory(choice, network))
+        together.setdefault(key, []).append((variable, choice))
+    return [
+        message_seconds(kind, group, network)
+        for group in together.values()
+        for kind in facts(group[0][1]).messages
+    ]
+
+
 def communication_seconds(
     decided: Iterable[tuple[Variable, VariableStrategy]], network: Network
 ) -> float:
     """Seconds that a step's messages take, one after the other, by the latency-bandwidth model.
 
-    Variables that are synchronised alike are taken to travel together. What overlaps with
-    computation is not subtracted.
+    What overlaps with computation is not subtracted.
     """
-    together: dict[tuple[str, HierarchyName, bool], list[tuple[Variable, VariableStrategy]]] = {}
-    for variable, choice in decided:
-        key = (choice.synchronizer, choice.hierarchy, sums_in_memory(choice, network))
-        together.setdefault(key, []).append((variable, choice))
-    return sum(
-        message_seconds(kind, group, network).whole
-        for group in together.values()
-        for kind in facts(group[0][1]).messages
-    )
+    return sum(message.whole for message in messages_of_step(decided, network))

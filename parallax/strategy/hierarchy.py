@@ -8,7 +8,7 @@ import msgspec
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
-from parallax.strategy.cost import communication_seconds
+from parallax.strategy.cost import messages_of_step
 from parallax.strategy.data import HierarchyName, Strategy, VariableStrategy, everyone
 from parallax.strategy.encoders import encodes_by_host
 from parallax.strategy.registry import names_where
@@ -18,14 +18,15 @@ def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network)
     """A strategy with two levels wherever the network makes that faster.
 
     Gradients travel in buckets, and rows of all tables together, so that there is one decision for
-    all dense gradients and one for all rows: by the time that their messages are predicted to take.
+    all dense gradients and one for all rows: by the time that their messages are predicted to take,
+    and the time that processors work for them, which computation would have.
     """
     if network.host is None:
         return strategy
     for synchronizer in names_where(lambda one: one.by_host):
         chosen = [v for v in variables if strategy.variables[v.name].synchronizer == synchronizer]
         flat, hosts = (
-            communication_seconds([(v, leveled.variables[v.name]) for v in chosen], network)
+            _seconds([(v, leveled.variables[v.name]) for v in chosen], network)
             for leveled in (
                 with_hierarchy(strategy, synchronizer, "flat"),
                 with_hierarchy(strategy, synchronizer, "hosts"),
@@ -34,6 +35,13 @@ def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network)
         if hosts < flat:
             strategy = with_hierarchy(strategy, synchronizer, "hosts")
     return strategy
+
+
+def _seconds(decided: list[tuple[Variable, VariableStrategy]], network: Network) -> float:
+    return sum(
+        message.whole + message.sent * network.whole.processing
+        for message in messages_of_step(decided, network)
+    )
 
 
 def with_hierarchy(strategy: Strategy, synchronizer: str, hierarchy: HierarchyName) -> Strategy:

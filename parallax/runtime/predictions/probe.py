@@ -97,14 +97,15 @@ def measure_level(world: World, group: str = "rows", least: float = 0.0) -> Leve
     """
     others = len(world.group(group).ranks) - 1
     world.barrier(f"probe {group}")
-    latency = min(_seconds(world, group, [4] * (others + 1)) for _ in range(SMALL_ROUNDS))
+    small = _exchange(world, group, [4] * (others + 1))
+    latency = min(_timed(world, small) for _ in range(SMALL_ROUNDS))
     size = LARGE_BYTES // others
     while True:
-        counts = [size] * (others + 1)
+        large = _exchange(world, group, [size] * (others + 1))
         slowest = worked = math.inf
         for _ in range(LARGE_ROUNDS):
             began = time.process_time()
-            slowest = min(slowest, _seconds(world, group, counts))
+            slowest = min(slowest, _timed(world, large))
             worked = min(worked, (time.process_time() - began) / (size * others))
         # Other work can delay every small exchange for longer than a large one takes.
         latency = min(latency, slowest / 2)
@@ -136,14 +137,14 @@ def measure_way(world: World, forth: bool, least: float) -> float:
     while True:
         counts = [size if worker == partner else 0 for worker in range(world.size)]
         none = [0] * world.size
+        small = _exchange(world, "rows", [4] * world.size)
+        large = _exchange(world, "rows", *((counts, none) if sends else (none, counts)))
         world.barrier("probe way")
         times = []
         for _ in range(LARGE_ROUNDS):
             # All begin at once, then: those who receive measure.
-            _seconds(world, "rows", [4] * world.size)
-            times.append(
-                _seconds(world, "rows", counts if sends else none, none if sends else counts)
-            )
+            _timed(world, small)
+            times.append(_timed(world, large))
         found = _told(world, "way", (0.0, min(times)))
         took = max(seconds for _, seconds in found)
         more = _more(size, took, least)
@@ -164,8 +165,11 @@ def _told(world: World, topic: str, own: tuple[float, float]) -> list[tuple[floa
     return [msgspec.json.decode(text, type=tuple[float, float]) for text in texts]
 
 
-def _seconds(world: World, group: str, sent: list[int], received: list[int] | None = None) -> float:
-    """One exchange.
+def _exchange(
+    world: World, group: str, sent: list[int], received: list[int] | None = None
+) -> Callable[[], Pending]:
+    """What starts an exchange, any number of times, in memory that was touched before: the first
+    touch would cost more than the exchange.
 
     Args:
         world: the workers.
@@ -174,9 +178,11 @@ def _seconds(world: World, group: str, sent: list[int], received: list[int] | No
         received: bytes from each of them; as many as are sent if None.
     """
     arriving = sent if received is None else received
-    leaves = torch.zeros(sum(sent), dtype=torch.uint8, device=world.device)
-    comes = torch.empty(sum(arriving), dtype=torch.uint8, device=world.device)
-    return _timed(world, lambda: world.all_to_all(comes, leaves, arriving, sent, "probe", group))
+    leaves, comes = (
+        torch.ones(sum(counts), dtype=torch.uint8, device=world.device)
+        for counts in (sent, arriving)
+    )
+    return lambda: world.all_to_all(comes, leaves, arriving, sent, "probe", group)
 
 
 def _timed(world: World, start: Callable[[], Pending]) -> float:

@@ -180,7 +180,8 @@ def _priced(
         latency = sum(message.latency for message in messages)
         working = sum(message.link + message.memory for message in messages)
         computed = 0.0 if speed is None else speed.added(variable, one, network.whole.workers)
-        costs.append((latency + working + computed, working + computed, latency))
+        processing = sum(message.sent for message in messages) * network.whole.processing
+        costs.append((latency + working + computed + processing, working + computed, latency))
     _, seconds, latency = min(costs)
     return Priced(choice, seconds, latency)
 
