@@ -128,6 +128,14 @@ class FactorsSpec(MessageSpec):
     def operations(self, number: int, workers: int) -> int:
         return workers * sum(e.operations for e in self.entries if e.message == number)
 
+    def passed(self, number: int, workers: int) -> int:
+        # Images of all workers become patches, one for each pixel of a result.
+        return sum(
+            workers * 2 * e.operations // (2 * e.shape[0]) * e.dtype.itemsize
+            for e in self.entries
+            if e.message == number and e.settings
+        )
+
 
 BLOCK_BYTES = 1 << 19
 """Of a gradient that is multiplied block by block: with the state, it stays in the cache."""

@@ -242,6 +242,10 @@ class MessageSpec:
         """Multiplications and additions that follow when a message has arrived."""
         return 0
 
+    def passed(self, number: int, workers: int) -> int:
+        """Bytes that are read and written for these, beside what the message brought."""
+        return 0
+
 
 @dataclass(frozen=True)
 class OwnSpec(MessageSpec, ABC):

@@ -20,6 +20,7 @@ from parallax.ops import resources as ops
 from parallax.ops.factors import update_by_product
 from parallax.ops.specs import ResourceSpec, RowsSpec, TableSpec
 from parallax.rewrite.context import WorkerGraph
+from parallax.strategy.cost import factor_bytes
 from parallax.strategy.data import Strategy
 from parallax.strategy.registry import facts
 from parallax.strategy.timeline import (
@@ -277,7 +278,17 @@ def _combine(reading: _Reading, node: Node, spec: Any) -> None:
 
 def _start(reading: _Reading, node: Node, spec: Any) -> None:
     resource: Any = node.args[0]
-    reading.own[resource, node.args[1]] = reading.start(*spec.message(node.args[1]))
+    kind, names = spec.message(node.args[1])
+    _copy_factors(reading, kind, names)
+    reading.own[resource, node.args[1]] = reading.start(kind, names)
+
+
+def _copy_factors(reading: _Reading, kind: str, names: Sequence[str]) -> None:
+    """They are put side by side for every worker, and stacked when those of every worker came."""
+    if kind == "factors":
+        size = sum(factor_bytes(reading.variables[name]) for name in names)
+        copied = round(2 * reading.strategy.replicas * size)
+        reading.items.append(Computed(0, copied, len(names), added=True))
 
 
 def _finish(reading: _Reading, node: Node, spec: Any) -> None:
@@ -287,9 +298,12 @@ def _finish(reading: _Reading, node: Node, spec: Any) -> None:
         reading.exchange(*spec.message(node.args[1]))
     else:
         reading.items.append(Awaited(number))
-    operations = spec.operations(node.args[1], reading.strategy.replicas)
-    if operations:
-        reading.items.append(Computed(operations, 0, 1, added=True))
+    _copy_factors(reading, *spec.message(node.args[1]))
+    operations, passed = (
+        count(node.args[1], reading.strategy.replicas) for count in (spec.operations, spec.passed)
+    )
+    if operations or passed:
+        reading.items.append(Computed(operations, passed, 1, added=True))
 
 
 _READERS: dict[Any, Callable[[_Reading, Node, Any], None]] = {

@@ -82,6 +82,8 @@ class Speed:
         crowding: seconds that pass while a processor works for one second, as all workers of the
             machine compute at once.
         alike: all workers' devices are the same, and compute the same to the last bit.
+        memory: as ``bytes``, of what lies in no cache, which most of an exchange's does; None where
+            that was not measured, for ``bytes``.
     """
 
     operations: float
@@ -89,6 +91,7 @@ class Speed:
     node: float
     crowding: float = 1.0
     alike: bool = True
+    memory: float | None = None
 
     @property
     def progress(self) -> float:
@@ -116,7 +119,12 @@ class Speed:
 
     def seconds(self, part: Computed) -> float:
         """Time of some computation: products and the rest one after the other."""
-        return part.operations / self.operations + part.bytes / self.bytes + part.nodes * self.node
+        return part.operations / self.operations + self.rest(part)
+
+    def rest(self, part: Computed) -> float:
+        """Time of all but products."""
+        rate = self.memory if part.added and self.memory is not None else self.bytes
+        return part.bytes / rate + part.nodes * self.node
 
 
 @dataclass(frozen=True)
@@ -158,12 +166,13 @@ def predict(
         speed: of the device.
         computation: seconds that a step computes, if that is known better than by ``speed``, which
             then only divides it.
-        alone: what was computed in that time; None for what this step computes itself.
+        alone: what was computed in that time; None for all that this step computes.
     """
     parts = {id(i): speed.seconds(i) for i in items if isinstance(i, Computed)}
-    own = sum(parts[id(i)] for i in items if isinstance(i, Computed) and not i.added)
-    total = own if alone is None else speed.seconds(alone)
+    total = sum(parts.values()) if alone is None else speed.seconds(alone)
     scale = speed.crowding if computation is None or not total else computation / total
+    # Of what was not in that time, products are as fast as the step's own.
+    rest_scale = speed.crowding if alone is not None else scale
     clock = free = messages = owed = computing = 0.0
     moved = 0.0  # seconds in which messages could go on: their times are told in these
     arrives: dict[int, float] = {}
@@ -171,10 +180,8 @@ def predict(
     taken: dict[int, float] = {}  # by owner, until when its link is
     for item in items:
         if isinstance(item, Computed):
-            took = parts[id(item)] * scale
-            if item.added:  # products of factors are as fast as the step's own; the rest is small
-                products = item.operations / speed.operations
-                took = products * scale + (parts[id(item)] - products) * speed.crowding
+            rest = speed.rest(item) if item.added else 0.0
+            took = (parts[id(item)] - rest) * scale + rest * rest_scale
             # What messages in the background took of the processor.
             clock += took + owed
             moved += took * speed.progress + owed

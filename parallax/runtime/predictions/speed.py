@@ -20,6 +20,8 @@ from parallax.strategy.timeline import Speed
 ROUNDS = 4
 SIDE = 384
 ELEMENTS = 1 << 19
+MANY_BYTES = 1 << 25
+"""More than caches hold."""
 BUSY = 100
 
 
@@ -44,13 +46,14 @@ def measure_speed(world: World) -> Speed:
         bytes=3 * line.numel() * line.element_size() / max(added - node, 1e-9),
         node=node,
         crowding=_crowding(world, square),
+        memory=_memory(device),
     )
     texts = world.texts("speed", msgspec.json.encode(own).decode())
     found = [msgspec.json.decode(text, type=Speed) for text in texts]
-    numbers = [(one.operations, one.bytes, one.node, one.crowding) for one in found]
+    numbers = [(x.operations, x.bytes, x.node, x.crowding, x.memory or x.bytes) for x in found]
     alike = len(set(world.texts("device", _described(device)))) == 1
     medians = [statistics.median(one) for one in zip(*numbers, strict=True)]
-    return Speed(medians[0], medians[1], medians[2], medians[3], alike)
+    return Speed(medians[0], medians[1], medians[2], medians[3], alike, medians[4])
 
 
 def _described(device: torch.device) -> str:
@@ -65,6 +68,12 @@ def _described(device: torch.device) -> str:
         f"{cpu}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads, "
         f"torch {torch.__version__}"
     )
+
+
+def _memory(device: torch.device) -> float:
+    """Bytes per second, read and written, by a copy of more than caches hold."""
+    there, here = (torch.ones(MANY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
+    return 2 * MANY_BYTES / _seconds(lambda: here.copy_(there), device)
 
 
 def _crowding(world: World, square: torch.Tensor) -> float:
