@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from parallax.ops.kernels import onednn_product
 from parallax.ops.patches import as_matrices
 from parallax.ops.resources import effect
 from parallax.ops.specs import MessageSpec
@@ -75,17 +76,24 @@ class FactorEntry:
             for shape in shapes_of_factors(self.shape)
         ]
 
-    def product(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def product(
+        self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor, onednn: bool = False
+    ) -> torch.Tensor:
         """The gradient of stacked factors, the same to the last bit on every worker that is alike.
 
         Args:
             left, right: U and V.
             out: of the gradient's shape; the product may be written there.
+            onednn: let oneDNN multiply matrices, of float32 numbers on the CPU.
         """
-        if not self.settings:
-            return torch.mm(left.t(), right, out=out)
-        if self._is_plain:
-            return self._of_patches(left, right, out)
+        if self.is_of_matrices:
+            if self.settings:  # one product, of a row for each pixel that comes out
+                stride, padding, dilation, *_ = self.settings
+                left, right = as_matrices(left, right, self.shape[2:], stride, padding, dilation)
+            if onednn:
+                return onednn_product(left.t(), right.t()).view(self.shape)
+            torch.mm(left.t(), right, out=out.view(len(out), -1))
+            return out
         mask = [False, True, False]
         with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
             found = aten.convolution_backward(left, right, out, None, *self.settings, mask)
@@ -93,19 +101,13 @@ class FactorEntry:
         return gradient
 
     @property
-    def _is_plain(self) -> bool:
-        """Whether it is a convolution of images of which every channel sees every other."""
+    def is_of_matrices(self) -> bool:
+        """Whether it is computed as one product: for matrices, and for a convolution of images of
+        which every channel sees every other."""
+        if not self.settings:
+            return True
         *_, transposed, _, groups = self.settings
         return len(self.shape) == 4 and groups == 1 and not transposed
-
-    def _of_patches(
-        self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor
-    ) -> torch.Tensor:
-        """The same as one product of matrices, written where it is wanted at once."""
-        stride, padding, dilation, *_ = self.settings
-        u, v = as_matrices(left, right, self.shape[2:], stride, padding, dilation)
-        torch.mm(u.t(), v, out=out.view(len(out), -1))
-        return out
 
 
 @dataclass(frozen=True)

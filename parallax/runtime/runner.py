@@ -30,6 +30,7 @@ from parallax.runtime.comm.texts import digest
 from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
 from parallax.runtime.compute.images import use_faster_layout
+from parallax.runtime.compute.kept_memory import keep_freed_memory
 from parallax.runtime.compute.patches import use_patches
 from parallax.runtime.compute.products import use_faster_products
 from parallax.runtime.compute.updates import group_updates
@@ -87,6 +88,7 @@ class Runner:
         self._world = world
         self._data_sizes = data_sizes
         check_state(objects)
+        keep_freed_memory()
         self._state = StateTable(objects, world.rank, world.size)
         self._signatures = SignatureReader(objects)
         self._programs = Programs()

@@ -13,9 +13,14 @@ from parallax.ops.factors import SIZES, WORDS, FactorEntry, FactorsSpec
 from parallax.runtime.comm.control import INTEGERS, StepControl
 from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
+from parallax.runtime.compute.products import Product, has_onednn, onednn_is_faster
 
 Pair = Sequence[torch.Tensor]
 """U and V of one worker, with a row for each of its samples; or its gradient alone."""
+
+
+NEVER, EITHER, RATHER = range(3)
+"""Whether a worker cannot multiply in oneDNN, could as well, or would rather."""
 
 
 class FactorExchange:
@@ -26,8 +31,9 @@ class FactorExchange:
 
     What sizes the factors of each worker have is told before the first of them is sent, in one
     message with the control words, which travels while the model computes. So are the weights of
-    the batches: factors travel as they are, and are weighted by who multiplies them. Images travel
-    channel by channel, however they lie in memory.
+    the batches: factors travel as they are, and are weighted by who multiplies them; and in which
+    library each worker multiplies faster, since all must use the same. Images travel channel by
+    channel, however they lie in memory.
     """
 
     def __init__(self, spec: FactorsSpec, world: World, control: StepControl) -> None:
@@ -41,9 +47,11 @@ class FactorExchange:
         self._telling: Pending | None = None
         self._told = torch.empty(0)
         self._words: list[list[int]] = []
-        """What each worker told: control words, then the sizes of every entry's factors."""
+        """What each worker told: control words, then by entry in which library it would multiply,
+        then the sizes of every entry's factors."""
+        self._preferred = [self._preference(entry) for entry in spec.entries]
         told = [entry.told for entry in spec.entries]
-        self._places = list(itertools.accumulate(told, initial=INTEGERS))
+        self._places = list(itertools.accumulate(told, initial=INTEGERS + len(told)))
         """Where in these words an entry's sizes begin, and the last entry's end."""
         self._sent: dict[int, tuple[Pending, torch.Tensor, list[Pair]]] = {}
         """By message: how far it is, what it brings, and this worker's own factors."""
@@ -68,7 +76,8 @@ class FactorExchange:
         self._forget()
         size = self.world.size
         own = [0] * len(sizes) if self.control.is_empty else list(sizes)
-        message = torch.tensor([*self.control.integers(""), *own], device=self.world.device)
+        words = [*self.control.integers(""), *self._preferred, *own]
+        message = torch.tensor(words, device=self.world.device)
         self._told = message.new_empty(size * len(message))
         even = [len(message)] * size
         self._telling = self.world.all_to_all(
@@ -83,6 +92,21 @@ class FactorExchange:
             pending.wait()
         self._sent.clear()
         self._words, self._checked = [], False
+
+    def _preference(self, entry: FactorEntry) -> int:
+        """Whether this worker multiplies an entry's factors faster in oneDNN."""
+        rows, columns = entry.shape[0], math.prod(entry.shape[1:])
+        inner = self.world.size * entry.operations // max(2 * rows * columns, 1)
+        plain = self.world.device.type == "cpu" and _multiplied_as(entry.dtype) is torch.float32
+        if not (plain and entry.is_of_matrices and inner and has_onednn()):
+            return NEVER
+        faster = onednn_is_faster(Product(rows, inner, columns, True, False, False))
+        return RATHER if faster else EITHER
+
+    def _in_onednn(self, index: int) -> bool:
+        """What most workers prefer, if all can."""
+        told = [words[INTEGERS + index] for words in self._words]
+        return min(told) != NEVER and 2 * told.count(RATHER) > len(told)
 
     def _shapes(self, worker: int, index: int) -> list[list[int]]:
         """Of one entry's factors on one worker."""
@@ -185,8 +209,7 @@ class FactorExchange:
     def _product(self, index: int, entry: FactorEntry, pairs: list[Pair]) -> Any:
         """The gradient of all workers, or U and V, each weighted by its batch if the mean is
         wanted."""
-        # Half types are multiplied in float32's precision, as they are summed.
-        dtype = torch.float32 if entry.dtype.itemsize < 4 else entry.dtype
+        dtype = _multiplied_as(entry.dtype)
         joined: dict[tuple[torch.Size, ...], list[list[torch.Tensor]]] = {}
         whole: list[torch.Tensor] = []
         for words, (first, *second) in zip(self._words, pairs, strict=True):
@@ -220,10 +243,16 @@ class FactorExchange:
         if index not in self._results:
             self._results[index] = torch.empty(entry.shape, dtype=dtype, device=self.world.device)
         out = self._results[index]
-        terms = [*whole]
+        terms, onednn = [*whole], self._in_onednn(index)
         for left, right in stacked:
-            terms.append(entry.product(left, right, torch.empty_like(out) if terms else out))
+            place = torch.empty_like(out) if terms else out
+            terms.append(entry.product(left, right, place, onednn))
         result = terms[0]
         for term in terms[1:]:
             result = result + term
         return result.to(entry.dtype)
+
+
+def _multiplied_as(dtype: torch.dtype) -> torch.dtype:
+    """Half types are multiplied in float32's precision, as they are summed."""
+    return torch.float32 if dtype.itemsize < 4 else dtype
