@@ -119,19 +119,20 @@ def test_only_one_module_communicates() -> None:
         for line in path.read_text(encoding="utf-8").splitlines():
             if pattern.search(line) and not line.strip().startswith("#"):
                 users.add(str(path.relative_to(ROOT)))
-    assert "parallax/runtime/comm/world.py" in users
-    allowed = {"parallax/runtime/comm/world.py", "parallax/runtime/comm/meeting.py"}
-    assert users - allowed == set(), users
-    source = (ROOT / "parallax/runtime/comm/world.py").read_text(encoding="utf-8")
-    assert "_object" not in source
-    meeting = (ROOT / "parallax/runtime/comm/meeting.py").read_text(encoding="utf-8")
-    called = set(re.findall(r"\bdist\.(\w+)\(", meeting))
-    assert called == {
-        "new_group",
-        "init_process_group",
-        "is_initialized",
-        "get_rank",
-        "get_world_size",
-        "get_process_group_ranks",
+    comm = ROOT / "parallax/runtime/comm"
+    makers = {
+        "meeting.py": {
+            "init_process_group",
+            "is_initialized",
+            "get_rank",
+            "get_world_size",
+            "get_process_group_ranks",
+        },
+        "process_groups.py": {"new_group", "get_backend", "ProcessGroupGloo", "HashStore"},
     }
+    assert users == {f"parallax/runtime/comm/{name}" for name in ("world.py", *makers)}
+    assert "_object" not in (comm / "world.py").read_text(encoding="utf-8")
+    for name, wanted in makers.items():
+        called = set(re.findall(r"\bdist\.(\w+)\(", (comm / name).read_text(encoding="utf-8")))
+        assert called == wanted
     assert "pickle" not in re.sub(r'""".*?"""', "", source, flags=re.S)
