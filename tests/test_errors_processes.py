@@ -131,7 +131,8 @@ def test_only_one_module_communicates() -> None:
         "process_groups.py": {"new_group", "get_backend", "ProcessGroupGloo", "HashStore"},
     }
     assert users == {f"parallax/runtime/comm/{name}" for name in ("world.py", *makers)}
-    assert "_object" not in (comm / "world.py").read_text(encoding="utf-8")
+    source = (comm / "world.py").read_text(encoding="utf-8")
+    assert "_object" not in source
     for name, wanted in makers.items():
         called = set(re.findall(r"\bdist\.(\w+)\(", (comm / name).read_text(encoding="utf-8")))
         assert called == wanted
