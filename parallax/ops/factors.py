@@ -49,6 +49,7 @@ class FactorEntry:
         owner: the worker that they are sent to; None if to all.
         multiplied: the gradient is handed on, else the factors of all workers.
         operations: that the product of this worker's factors takes.
+        size: bytes of this worker's factors.
     """
 
     name: str
@@ -60,6 +61,7 @@ class FactorEntry:
     owner: int | None = None
     multiplied: bool = True
     operations: int = field(default=0, repr=False, compare=False)  # differs as batches do
+    size: int = field(default=0, repr=False, compare=False)
 
     @property
     def told(self) -> int:
@@ -127,16 +129,21 @@ class FactorsSpec(MessageSpec):
             return "words", ()
         return "factors", tuple(e.name for e in self.entries if e.message == number)
 
+    def packed(self, number: int, workers: int) -> int:
+        # Side by side for every worker.
+        return 2 * workers * sum(e.size for e in self.entries if e.message == number)
+
     def operations(self, number: int, workers: int) -> int:
         return workers * sum(e.operations for e in self.entries if e.message == number)
 
     def passed(self, number: int, workers: int) -> int:
-        # Images of all workers become patches, one for each pixel of a result.
-        return sum(
-            workers * 2 * e.operations // (2 * e.shape[0]) * e.dtype.itemsize
+        # What came is stacked; and images become patches, one for each pixel of a result.
+        patches = sum(
+            workers * e.operations // e.shape[0] * e.dtype.itemsize
             for e in self.entries
-            if e.message == number and e.settings
+            if e.message == number and e.settings and e.is_of_matrices
         )
+        return self.packed(number, workers) + patches
 
 
 BLOCK_BYTES = 1 << 19

@@ -238,12 +238,16 @@ class MessageSpec:
         it (``MessageKind``), and the variables that are in it."""
         return "owned", self.names
 
+    def packed(self, number: int, workers: int) -> int:
+        """Bytes that are read and written to put a message together."""
+        return 0
+
     def operations(self, number: int, workers: int) -> int:
         """Multiplications and additions that follow when a message has arrived."""
         return 0
 
     def passed(self, number: int, workers: int) -> int:
-        """Bytes that are read and written for these, beside what the message brought."""
+        """Bytes that are read and written then, beside what these products read."""
         return 0
 
 

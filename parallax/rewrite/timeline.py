@@ -20,7 +20,6 @@ from parallax.ops import resources as ops
 from parallax.ops.factors import update_by_product
 from parallax.ops.specs import ResourceSpec, RowsSpec, TableSpec
 from parallax.rewrite.context import WorkerGraph
-from parallax.strategy.cost import factor_bytes
 from parallax.strategy.data import Strategy
 from parallax.strategy.registry import facts
 from parallax.strategy.timeline import (
@@ -88,8 +87,12 @@ class _Reading:
 
     def copied(self, names: Sequence[str], passes: int) -> None:
         """Passes over dense variables by the exchange itself."""
-        size = sum(self.variables[name].bytes for name in names)
-        self.items.append(Computed(0, passes * size, 1, added=True))
+        self.computed(0, passes * sum(self.variables[name].bytes for name in names))
+
+    def computed(self, operations: int, passed: int) -> None:
+        """So many operations and bytes by the exchange itself, if any."""
+        if operations or passed:
+            self.items.append(Computed(operations, passed, 1, added=True))
 
     def start(self, kind: Any, names: Sequence[str], share: float = 1.0) -> int:
         self.number += 1
@@ -278,32 +281,21 @@ def _combine(reading: _Reading, node: Node, spec: Any) -> None:
 
 def _start(reading: _Reading, node: Node, spec: Any) -> None:
     resource: Any = node.args[0]
-    kind, names = spec.message(node.args[1])
-    _copy_factors(reading, kind, names)
-    reading.own[resource, node.args[1]] = reading.start(kind, names)
-
-
-def _copy_factors(reading: _Reading, kind: str, names: Sequence[str]) -> None:
-    """They are put side by side for every worker, and stacked when those of every worker came."""
-    if kind == "factors":
-        size = sum(factor_bytes(reading.variables[name]) for name in names)
-        copied = round(2 * reading.strategy.replicas * size)
-        reading.items.append(Computed(0, copied, len(names), added=True))
+    number: Any = node.args[1]
+    reading.computed(0, spec.packed(number, reading.strategy.replicas))
+    reading.own[resource, number] = reading.start(*spec.message(number))
 
 
 def _finish(reading: _Reading, node: Node, spec: Any) -> None:
     resource: Any = node.args[0]
-    number = reading.own.pop((resource, node.args[1]), None)
-    if number is None:
-        reading.exchange(*spec.message(node.args[1]))
+    number: Any = node.args[1]
+    started = reading.own.pop((resource, number), None)
+    if started is None:
+        reading.exchange(*spec.message(number))
     else:
-        reading.items.append(Awaited(number))
-    _copy_factors(reading, *spec.message(node.args[1]))
-    operations, passed = (
-        count(node.args[1], reading.strategy.replicas) for count in (spec.operations, spec.passed)
-    )
-    if operations or passed:
-        reading.items.append(Computed(operations, passed, 1, added=True))
+        reading.items.append(Awaited(started))
+    workers = reading.strategy.replicas
+    reading.computed(spec.operations(number, workers), spec.passed(number, workers))
 
 
 _READERS: dict[Any, Callable[[_Reading, Node, Any], None]] = {

@@ -166,6 +166,10 @@ class MessageTime:
         """Until it has arrived, if nothing else is on its way."""
         return self.latency + self.link + self.memory
 
+    def working(self, network: Network) -> float:
+        """Of a worker's processors: the network's code for what it sends."""
+        return self.sent * network.whole.processing
+
 
 def message_seconds(
     kind: MessageKind,
@@ -186,9 +190,7 @@ def message_seconds(
     # A sum is two exchanges: parts to those that sum them, and the sums to all.
     times = 2 if kind == "summed" else 1
     sent = across = 0.0
-    for variable, choice in decided:
-        if kind == "words":
-            continue
+    for variable, choice in decided if kind != "words" else ():
         part = share * facts(choice).part(kind, variable, choice, workers) / times
         sent += part * bytes_per_step(variable, choice, workers, hosts)
         across += part * bytes_across(variable, choice, workers, hosts)

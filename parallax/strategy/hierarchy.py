@@ -38,10 +38,8 @@ def by_host(strategy: Strategy, variables: Sequence[Variable], network: Network)
 
 
 def _seconds(decided: list[tuple[Variable, VariableStrategy]], network: Network) -> float:
-    return sum(
-        message.whole + message.sent * network.whole.processing
-        for message in messages_of_step(decided, network)
-    )
+    messages = messages_of_step(decided, network)
+    return sum(message.whole + message.working(network) for message in messages)
 
 
 def with_hierarchy(strategy: Strategy, synchronizer: str, hierarchy: HierarchyName) -> Strategy:

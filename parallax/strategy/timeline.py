@@ -206,7 +206,7 @@ def predict(
                 occupied = max([occupied, *at_owners.values()])
             arrives[item.number] = lane[first] = there + latency
             messages += latency + occupied
-            owed += message.sent * network.whole.processing * speed.borrowed
+            owed += message.working(network) * speed.borrowed
         else:
             waited = max(arrives[item.number] - moved, 0.0)
             owed = max(owed - waited, 0.0)

@@ -19,6 +19,7 @@ from parallax.ops.factors import SIZES, WHOLE, WORDS, FactorEntry, FactorsSpec, 
 from parallax.ops.resources import finish, start
 from parallax.rewrite.blocks import can_multiply_in_blocks
 from parallax.rewrite.context import Phase, Rewriting
+from parallax.strategy.cost import factor_bytes
 from parallax.strategy.registry import facts
 
 aten: Any = torch.ops.aten
@@ -89,6 +90,7 @@ def _entry(work: Rewriting, mark: Node, products: list[Product], message: int) -
         owner,
         multiplied=not (products and _is_left_to_update(work, mark)),
         operations=variable.factor_operations,
+        size=int(factor_bytes(variable)),
     )
 
 

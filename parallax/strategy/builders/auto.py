@@ -18,7 +18,7 @@ from parallax.strategy.builders.all_reduce import Replicated
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
 from parallax.strategy.builders.hybrid import MARGIN, MOST_COMPARED, Hybrid, placed_bags
 from parallax.strategy.builders.parameter_server import ParameterServer
-from parallax.strategy.cost import message_seconds
+from parallax.strategy.cost import messages_of_step
 from parallax.strategy.data import PartitionName, Strategy, VariableStrategy
 from parallax.strategy.registry import Synchronizer, facts, synchronizers
 from parallax.strategy.timeline import Speed
@@ -176,12 +176,12 @@ def _priced(
         levels.append(msgspec.structs.replace(choice, hierarchy="hosts"))
     costs = []
     for one in levels:
-        messages = [message_seconds(k, [(variable, one)], network) for k in facts(one).messages]
+        messages = messages_of_step([(variable, one)], network)
         latency = sum(message.latency for message in messages)
-        working = sum(message.link + message.memory for message in messages)
-        computed = 0.0 if speed is None else speed.added(variable, one, network.whole.workers)
-        processing = sum(message.sent for message in messages) * network.whole.processing
-        costs.append((latency + working + computed + processing, working + computed, latency))
+        seconds = sum(message.whole for message in messages) - latency
+        seconds += 0.0 if speed is None else speed.added(variable, one, network.whole.workers)
+        processing = sum(message.working(network) for message in messages)
+        costs.append((latency + seconds + processing, seconds, latency))
     _, seconds, latency = min(costs)
     return Priced(choice, seconds, latency)
 
