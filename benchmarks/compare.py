@@ -3,9 +3,10 @@
     python -m benchmarks.compare --hosts 4 --rate 1gbit --workload lm-50k --workload dlrm
 
 For each workload every system is first tried by itself, which gives its peak memory and its losses
-and keeps those out that fail or hang. Then the same worker processes hold all systems at once, as
-far as memory permits, and the systems take turns; ratios are medians of the rounds' ratios. Systems
-that do not fit together come in several groups, each with parallax HYBRID in it.
+and keeps those out that fail or hang. Then all take turns, as far as memory permits; ratios are
+medians of the rounds' ratios. Systems that do not fit together come in several groups, each with
+parallax HYBRID in it. What is parallax shares processes; each other system has its own, and all
+but the one whose turn it is wait.
 
 Each worker computes with one thread. It needs root and what `benchmarks.virtual_cluster` needs.
 """
@@ -24,9 +25,11 @@ from rich.console import Console
 from benchmarks.comparison import report
 from benchmarks.comparison.arguments import parser_for
 from benchmarks.comparison.drawing import draw
-from benchmarks.comparison.launch import Launcher, TaskError
+from benchmarks.comparison.launch import Launcher
 from benchmarks.comparison.report import Comparison
-from benchmarks.comparison.values import Contestant, Task, Trial, Turn
+from benchmarks.comparison.rounds import Contestant, households, play
+from benchmarks.comparison.values import Task, Trial, Turn
+from benchmarks.dialogue import SilentError
 from benchmarks.namespaces import rate_bits
 from benchmarks.peers.systems import CAPTURED, COMPUTATION, HYBRID, SYSTEMS, WHOLE
 from benchmarks.virtual_cluster import VirtualCluster, VirtualClusterError
@@ -131,21 +134,17 @@ def run(launcher: Launcher, workload: str, options: Options, console: Console) -
     """Try each system by itself, then let all take turns."""
     training = find(workload, options.quick)
     names = _names(training, options, console)
-    base = Task("trial", workload, options.quick, [], 0, options.packages, "")
+    task = Task(workload, options.quick, [], options.packages)
     trials: dict[str, Trial | str] = {}
     for name in names:
         if not options.trials and name not in (HYBRID, COMPUTATION):
             continue
-        task = msgspec.structs.replace(base, contestants=[Contestant(name, 1, 1)])
-        try:
-            trials[name] = msgspec.json.decode(launcher.run(task), type=Trial)
-        except TaskError as error:
-            if name in (HYBRID, COMPUTATION):
-                raise VirtualClusterError(
-                    f"{workload}: {name}, with which all is compared, {error}",
-                    "give it more time (--limit), or a machine with more free cores and memory",
-                ) from error
-            trials[name] = str(error)
+        with launcher.start(msgspec.structs.replace(task, systems=[name])) as workers:
+            try:
+                (trials[name],) = workers.answer(list[Trial], launcher.limit)
+            except SilentError as error:
+                _must_play(workload, name, str(error))
+                trials[name] = str(error)
         console.print(f"{workload}: tried {name}: {_in_words(trials[name])}", style="dim")
     fit = {name: trial for name, trial in trials.items() if isinstance(trial, Trial)}
     untried = [name for name in names if name not in trials]
@@ -154,40 +153,30 @@ def run(launcher: Launcher, workload: str, options: Options, console: Console) -
     trials.update(dict.fromkeys(untried, nothing))
     workers = len(launcher.cluster.hosts) * options.workers_per_host
     playing = _near(fit) if options.near else fit
-    members = _groups(playing, workers, options.memory)
-    groups = [_take_turns(launcher, base, options, fit, group, console) for group in members]
-    return _put_together(launcher, workload, options, names, trials, groups, members)
+    groups = []
+    failed: dict[str, str] = {}
+    for group in _groups(playing, workers, options.memory):
+        console.print(f"{workload}: {', '.join(group)} take turns", style="dim")
+        contestants = [_contestant(name, fit[name], options, launcher.limit) for name in group]
+        turns, without = play(launcher, task, contestants, options.traced)
+        for name, why in without.items():
+            _must_play(workload, name, why)
+        groups.append(turns)
+        failed |= without
+    return _put_together(launcher, workload, options, names, trials, groups, failed)
+
+
+def _must_play(workload: str, name: str, failure: str) -> None:
+    if name in (HYBRID, COMPUTATION):
+        raise VirtualClusterError(
+            f"{workload}: {name}, with which all is compared, {failure}",
+            "give it more time (--limit), or a machine with more free cores and memory",
+        )
 
 
 def _near(fit: Mapping[str, Trial]) -> dict[str, Trial]:
     most = FAR * fit[HYBRID].seconds
     return {n: t for n, t in fit.items() if n in (HYBRID, COMPUTATION) or t.seconds < most}
-
-
-def _take_turns(
-    launcher: Launcher,
-    base: Task,
-    options: Options,
-    fit: dict[str, Trial],
-    group: Sequence[str],
-    console: Console,
-) -> list[Turn] | str:
-    contestants = [_contestant(name, fit[name], options) for name in group]
-    console.print(f"{base.workload}: {', '.join(group)} take turns", style="dim")
-    task = msgspec.structs.replace(
-        base,
-        kind="rounds",
-        contestants=contestants,
-        rounds=options.rounds,
-        traced=options.traced,
-    )
-    # Building all, warming up, and the turns, at most three times as slow as in the trial.
-    playing = sum(fit[c.name].seconds * (3 + c.steps * c.rounds) for c in contestants)
-    try:
-        answer = launcher.run(task, launcher.limit + 3 * playing)
-    except TaskError as error:
-        return str(error)
-    return msgspec.json.decode(answer, type=list[Turn])
 
 
 def _put_together(
@@ -196,32 +185,24 @@ def _put_together(
     options: Options,
     names: Sequence[str],
     trials: dict[str, Trial | str],
-    groups: Sequence[list[Turn] | str],
-    members: Sequence[Sequence[str]],
+    groups: list[list[Turn]],
+    failed: Mapping[str, str],
 ) -> Comparison:
-    rows = report.compare(names, trials, groups, members)
+    rows = report.compare(names, trials, groups, failed)
     result = Comparison(
         workload,
         len(launcher.cluster.hosts),
         options.workers_per_host,
         launcher.cluster.rate,
         rows,
-        turns=[group for group in groups if not isinstance(group, str)],
+        turns=groups,
     )
-    base = COMPUTATION if COMPUTATION in names else HYBRID
-    alone = next(row for row in rows if row.system == base)
-    if alone.failure:
-        raise VirtualClusterError(
-            f"{workload}: the systems {', '.join(members[0])} cannot share processes:"
-            f" {alone.failure}",
-            "choose fewer of them (--system), or let less memory be used at once (--memory)",
-        )
-    if base == HYBRID:
+    if COMPUTATION not in names:
         return result
-    trial = trials[base]
-    (turns, *_) = [group for group, who in zip(groups, members, strict=True) if COMPUTATION in who]
+    alone = next(row for row in rows if row.system == COMPUTATION)
+    trial = trials[COMPUTATION]
     assert isinstance(trial, Trial)
-    assert not isinstance(turns, str)
+    (turns, *_) = [group for group in groups if COMPUTATION in {turn.system for turn in group}]
     rate = launcher.cluster.rate
     wire = 0.0 if rate is None else trial.cross_bytes * 8 / rate_bits(rate)
     return msgspec.structs.replace(
@@ -243,26 +224,27 @@ def _names(training: Training, options: Options, console: Console) -> list[str]:
     return names
 
 
-def _contestant(name: str, trial: Trial, options: Options) -> Contestant:
+def _contestant(name: str, trial: Trial, options: Options, limit: float) -> Contestant:
     steps = max(1, min(MOST_STEPS, round(TURN_SECONDS / trial.seconds)))
     rounds = SLOW_ROUNDS if trial.seconds > SLOW_SECONDS else options.rounds
-    return Contestant(name, steps, min(rounds, options.rounds))
+    # At most three times as slow as in the trial.
+    return Contestant(name, steps, min(rounds, options.rounds), limit + 3 * trial.seconds * steps)
 
 
 def _groups(fit: dict[str, Trial], workers: int, memory: float) -> list[list[str]]:
     """Systems that fit into memory together, HYBRID in each group."""
     groups: list[list[str]] = []
-    for name in [name for name in fit if name != HYBRID and not SYSTEMS[name].apart]:
+    for name in [name for name in fit if name != HYBRID]:
         if not groups or _together(fit, [*groups[-1], name]) * workers > memory:
             groups.append([HYBRID])
         groups[-1].append(name)
-    return groups + [[HYBRID, name] for name in fit if SYSTEMS[name].apart]
+    return groups
 
 
 def _together(fit: dict[str, Trial], names: Sequence[str]) -> int:
-    """Bytes of a worker that holds all of these while one of them is at its peak."""
+    """Bytes of a worker's processes for all of these while one of them is at its peak."""
     trials = [fit[name] for name in names]
-    empty = max(trial.empty_bytes for trial in trials)
+    empty = max(trial.empty_bytes for trial in trials) * len(households(names))
     held = sum(trial.held_bytes - trial.empty_bytes for trial in trials)
     return empty + held + max(trial.peak_bytes - trial.held_bytes for trial in trials)
 

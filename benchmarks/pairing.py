@@ -1,4 +1,4 @@
-"""Paired timing: variants of one thing take turns in one process, and ratios are of one round.
+"""Paired timing: variants of one thing take turns, and ratios are of one round.
 
 A machine's speed drifts by more than the differences that are measured (other programs, clock
 rates). Within a round all variants meet the same machine, so the ratio of a round is steadier than
@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Variant = TypeVar("Variant")
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,33 @@ class Paired:
         return [mine / other for mine, other in pairs]
 
 
+def in_turns(variants: Sequence[Variant], number: int) -> list[Variant]:
+    """Their order in a round: each in turn goes first, as whoever follows finds the caches as
+    another left them."""
+    first = number % len(variants)
+    return [*variants[first:], *variants[:first]]
+
+
+def pair_turns(
+    names: Sequence[str], turn: Callable[[str], float], *, rounds: int, warmup: int = 1
+) -> Paired:
+    """Let variants take turns.
+
+    Args:
+        names: of the variants.
+        turn: lets one have its turn, and returns its seconds per step.
+        rounds: measured rounds.
+        warmup: rounds before these, not measured.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(-warmup, rounds):
+        for name in in_turns(names, number):
+            taken = turn(name)
+            if number >= 0:
+                seconds[name].append(taken)
+    return Paired(seconds)
+
+
 def run_paired(
     variants: Mapping[str, Callable[[], object]],
     *,
@@ -47,7 +77,7 @@ def run_paired(
     warmup: int = 1,
     barrier: Callable[[], object] = lambda: None,
 ) -> Paired:
-    """Time ``steps`` calls of each variant in each of ``rounds`` rounds.
+    """Time ``steps`` calls of each variant in each of ``rounds`` rounds, all in this process.
 
     Args:
         variants: by name; each call runs one step.
@@ -57,17 +87,13 @@ def run_paired(
         barrier: waits for all workers before and after a turn, so that none measures a start
             that is late or an end that is early.
     """
-    names = list(variants)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(-warmup, rounds):
-        # Each variant in turn goes first: whoever follows finds the caches as another left them.
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            barrier()
-            begin = time.perf_counter()
-            for _ in range(steps):
-                variants[name]()
-            barrier()
-            if number >= 0:
-                seconds[name].append((time.perf_counter() - begin) / steps)
-    return Paired(seconds)
+
+    def turn(name: str) -> float:
+        barrier()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            variants[name]()
+        barrier()
+        return (time.perf_counter() - begin) / steps
+
+    return pair_turns(list(variants), turn, rounds=rounds, warmup=warmup)

@@ -4,7 +4,7 @@
 
 Table 1 sets parameter servers (PS) beside collective communication (AR) for dense and for sparse
 models; Table 4 adds to PS one technique after the other. All are trained by parallax, which can do
-each alone; they take turns in the same processes, and ratios are medians of the rounds' ratios.
+each alone; they take turns, and ratios are medians of the rounds' ratios.
 The paper's figures stand beside: 8 machines of 6 GPUs each, InfiniBand, TensorFlow and Horovod.
 
 It needs root and what `benchmarks.virtual_cluster` needs.
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
         (),
         args.quick,
         "",
-        # The models are small, and ratios want all of a model's systems in the same processes.
+        # The models are small, and ratios want all of a model's systems in one group.
         math.inf,
         trials=False,
     )
@@ -240,13 +240,13 @@ def _ratio(result: Comparison, one: str, other: str) -> str:
 
 
 def _turns(result: Comparison, *systems: str) -> list[Turn]:
-    """Of the processes that these systems shared."""
+    """Of the group that these systems are in."""
     for turns in result.turns:
         if {turn.system for turn in turns} >= set(systems):
             return turns
     failures = [f"{r.system}: {r.failure}" for r in result.rows if r.failure]
     raise VirtualClusterError(
-        f"{result.workload}: {', '.join(systems)} did not run in the same processes"
+        f"{result.workload}: {', '.join(systems)} did not take turns beside each other"
         + "".join(f"; {text}" for text in failures),
         "give more time (--limit), or use a machine with more free cores and memory",
     )

@@ -3,31 +3,38 @@
     python -m benchmarks.step_overhead
     python -m benchmarks.step_overhead --system replayed --system compiled --system torch.compile
 
-Equal copies of each model take turns: the eager step, and the step as parallax captures it,
-replayed, compiled by Inductor, or ``settled``: as the default is after some minutes, with each
-region compiled where that was measured to be faster; or the step of a model that ``torch.compile``
-compiled, whose optimizer stays eager. The price of the beginning is measured as well: the first
-runs, less as many steady steps, are capture, analysis, rewriting (a second time for an optimizer
-that makes its slots in its first step) and compiling. With an empty ``TORCHINDUCTOR_CACHE_DIR``
-that is a first compilation, else compiled code is read from there.
+Equal copies of each model, each in a process of its own, take turns: the eager step, and the step
+as parallax captures it, replayed, compiled by Inductor, or ``settled``: as the default is after
+some minutes, with each region compiled where that was measured to be faster; or the step of a model
+that ``torch.compile`` compiled, whose optimizer stays eager. The price of the beginning is measured
+as well: the first runs, less as many steady steps, are capture, analysis, rewriting (a second time
+for an optimizer that makes its slots in its first step) and compiling. With an empty
+``TORCHINDUCTOR_CACHE_DIR`` that is a first compilation, else compiled code is read from there.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import os
+import subprocess
+import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import msgspec
 import torch
 from rich.console import Console
 from rich.table import Table
 
 import parallax
+from benchmarks.dialogue import Asked, Asker
 from benchmarks.models import Workload, lm, mlp, resnet18
-from benchmarks.pairing import run_paired
+from benchmarks.pairing import pair_turns
 from benchmarks.peers.ours import settled
 from benchmarks.workloads import find, make_step
 
@@ -48,8 +55,16 @@ CASES: dict[str, Callable[[], Workload]] = {
 }
 COMPILE = {"replayed": "none", "compiled": "inductor", "settled": "auto"}
 """By system, what the settings say."""
+EAGER = "eager"
 SYSTEMS = (*COMPILE, "torch.compile")
 FIRST_RUNS = 4
+LIMIT = 600.0  # seconds for an answer
+
+
+class Play(msgspec.Struct, frozen=True):
+    """A question: run so many steps; the answer is the seconds that they took."""
+
+    steps: int
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -64,9 +79,14 @@ def main(arguments: list[str] | None = None) -> None:
     add("--rounds", type=int, default=30, help="measured rounds, after two that are not")
     add("--steps", type=int, default=2, help="steps of a variant in its turn")
     add("--threads", type=int, default=1, help="torch's threads")
+    add("--asked", choices=(EAGER, *SYSTEMS), help=argparse.SUPPRESS)  # be the process of this one
     args = parser.parse_args(arguments)
-    torch.set_num_threads(args.threads)
-    warnings.filterwarnings("ignore", message="LSTM with projections is not supported")
+    if args.asked:
+        torch.set_num_threads(args.threads)
+        warnings.filterwarnings("ignore", message="LSTM with projections is not supported")
+        (case,) = args.case
+        _answer(CASES[case], args.asked)
+        return
 
     table = Table(
         title="A step of one worker",
@@ -80,36 +100,33 @@ def main(arguments: list[str] | None = None) -> None:
     for heading in ("eager ms", "ms", "ratio", "quartiles", "begin s"):
         table.add_column(heading, justify="right")
     for name in args.case or CASES:
-        for row in _rows(CASES[name], args.system or SYSTEMS[:1], args.rounds, args.steps):
+        for row in _rows(name, args.system or SYSTEMS[:1], args):
             table.add_row(name, *row)
     Console().print(table)
 
 
-def _rows(
-    build: Callable[[], Workload], systems: list[str], rounds: int, steps: int
-) -> list[list[str]]:
-    variants: dict[str, Callable[[], object]] = {}
-    first: dict[str, float] = {}
-    for system in ("eager", *systems):
-        torch.manual_seed(0)
-        workload = build()
-        batch = workload.batch()
-        run = _runner(system, workload)
-        started = time.perf_counter()
-        for _ in range(FIRST_RUNS):
-            run(*batch)
-        first[system] = time.perf_counter() - started
-        variants[system] = lambda run=run, batch=batch: run(*batch)
-    result = run_paired(variants, rounds=rounds, steps=steps, warmup=2)
+def _rows(case: str, systems: Sequence[str], args: argparse.Namespace) -> list[list[str]]:
+    with contextlib.ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        asked: dict[str, Asked] = {}
+        first: dict[str, float] = {}
+        for system in (EAGER, *systems):
+            asked[system] = stack.enter_context(_start(case, system, args.threads, directory))
+            first[system] = asked[system].answer(float, LIMIT)
+
+        def turn(system: str) -> float:
+            return asked[system].ask(Play(args.steps), float, LIMIT) / args.steps
+
+        result = pair_turns(list(asked), turn, rounds=args.rounds, warmup=2)
     rows = []
     for system in systems:
-        low, high = result.ratio_range(system, "eager")
+        low, high = result.ratio_range(system, EAGER)
         rows.append(
             [
                 system,
-                f"{result.median('eager') * 1e3:.2f}",
+                f"{result.median(EAGER) * 1e3:.2f}",
                 f"{result.median(system) * 1e3:.2f}",
-                f"{result.ratio(system, 'eager'):.3f}",
+                f"{result.ratio(system, EAGER):.3f}",
                 f"{low:.3f} - {high:.3f}",
                 f"{first[system] - FIRST_RUNS * result.median(system):.2f}",
             ]
@@ -117,8 +134,34 @@ def _rows(
     return rows
 
 
+def _start(case: str, system: str, threads: int, directory: Path) -> Asked:
+    """The process of a system, which answers how long its first runs took."""
+    command = [sys.executable, "-m", "benchmarks.step_overhead", "--case", case]
+    command += ["--asked", system, "--threads", f"{threads}"]
+    log = directory / f"{system}.log"
+    pipe = subprocess.PIPE
+    with log.open("wb") as said:
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said)
+    return Asked([process], [log])
+
+
+def _answer(build: Callable[[], Workload], system: str) -> None:
+    asker = Asker()
+    torch.manual_seed(0)
+    workload = build()
+    batch = workload.batch()
+    run = _runner(system, workload)
+    question = Play(FIRST_RUNS)
+    while question is not None:
+        started = time.perf_counter()
+        for _ in range(question.steps):
+            run(*batch)
+        asker.answer(time.perf_counter() - started)
+        question = asker.question(Play)
+
+
 def _runner(system: str, workload: Workload) -> Callable[..., object]:
-    if system == "eager":
+    if system == EAGER:
         return workload.step
     if system == "torch.compile":
         # Module.compile() leaves modules of torch.nn itself, such as Sequential, as they are.

@@ -18,7 +18,9 @@ from benchmarks.builders import AUTO
 from benchmarks.comparison import drawing, report
 from benchmarks.comparison.limits import Lookups, least_bytes, lookups_of_step
 from benchmarks.comparison.report import Comparison, Row
-from benchmarks.comparison.values import Trial, Turn
+from benchmarks.comparison.rounds import households
+from benchmarks.comparison.values import Play, Trial, Turn
+from benchmarks.dialogue import Asked, SilentError
 from benchmarks.namespaces import missing_requirement
 from benchmarks.peers.systems import CAPTURED, COMPUTATION, HYBRID, SYSTEMS
 from benchmarks.workloads import QUICK, WORKLOADS, dlrm, make_step, table_rows
@@ -100,9 +102,11 @@ def test_ratios_are_of_rounds_in_which_both_took_part() -> None:
     trial = Trial([0.5], 1.0, 1, 2, 3, 4.0)
     trials: dict[str, Trial | str] = {HYBRID: trial, "ddp": trial, "fsdp2": "did not end"}
     names = [HYBRID, "ddp", "fsdp2"]
-    rows = {row.system: row for row in report.compare(names, trials, [played], [names[:2]])}
+    rows = {row.system: row for row in report.compare(names, trials, [played], {})}
     assert (rows["ddp"].ratio, rows["ddp"].seconds, rows["ddp"].rounds) == (3.0, 4.5, 2)
     assert rows["fsdp2"].failure == "did not end"
+    _, lost, _ = report.compare(names, trials, [played], {"ddp": "worker 1 ended with 1"})
+    assert (lost.failure, lost.peak_bytes, lost.rounds) == ("worker 1 ended with 1", 3, 0)
     assert report.reached(played, wire=0.0) == 0.5
     assert report.reached(played, wire=0.8) == pytest.approx(0.8)
 
@@ -126,7 +130,7 @@ def test_turns_of_one_strategy_are_put_together() -> None:
     played = [turn for name, seconds in times.items() for turn in turns(name, *seconds)]
     strategies = {HYBRID: "1f", AUTO: "1f", other: "2e"}
     played = [msgspec.structs.replace(t, strategy=strategies.get(t.system, "")) for t in played]
-    rows = report.compare([*times, tried], trials, [played], [list(times)])
+    rows = report.compare([*times, tried], trials, [played], {})
     result = Comparison("lm-50k", 4, 1, "1gbit", rows, turns=[played])
     # Rounds: 0.9 against 0.6, and 1.8 against 1.5.
     assert builders.table(result, AUTO) == (
@@ -190,23 +194,65 @@ def test_a_plot_is_drawn_or_says_why_not(
     assert "fsdp2" not in drawn
 
 
-def test_systems_share_processes_as_far_as_memory_goes() -> None:
-    peaks = {HYBRID: 3, COMPUTATION: 2, "ddp": 5, "ddp-sparse": 3, "ddp-powersgd": 2}
+def test_systems_take_turns_together_as_far_as_memory_goes() -> None:
+    peaks = {HYBRID: 3, "parallax-ps": 2, COMPUTATION: 2, "ddp": 5, "ddp-sparse": 3}
     # Each holds one less than its peak, and one of it is the process's own.
     fit = {name: Trial([], 1.0, 1, peak - 1, peak, 0.0) for name, peak in peaks.items()}
-    apart = [HYBRID, "ddp-powersgd"]
-    assert compare._groups(fit, 2, 2 * 100.0) == [list(peaks)[:-1], apart]
-    assert compare._groups(fit, 2, 2 * 6.0) == [
-        [HYBRID, COMPUTATION, "ddp"],
-        [HYBRID, "ddp-sparse"],
-        apart,
-    ]
-    assert compare._groups(fit, 2, 2 * 5.0) == [
-        [HYBRID, COMPUTATION],
+    # The first two share processes: 1 and 1, and 0 and 1, 1 and 3, 1 and 1; and one more at a peak.
+    assert compare._groups(fit, 2, 2 * 10.0) == [list(peaks)]
+    assert compare._groups(fit, 2, 2 * 9.0) == [list(peaks)[:-1], [HYBRID, "ddp-sparse"]]
+    assert compare._groups(fit, 2, 2 * 7.0) == [
+        [HYBRID, "parallax-ps", COMPUTATION],
         [HYBRID, "ddp"],
         [HYBRID, "ddp-sparse"],
-        apart,
     ]
+
+
+def test_parallax_shares_processes_and_others_have_their_own() -> None:
+    names = [HYBRID, COMPUTATION, CAPTURED, "ddp", "ddp-sparse", AUTO]
+    assert households(names) == {
+        "parallax": [HYBRID, CAPTURED, AUTO],
+        COMPUTATION: [COMPUTATION],
+        "ddp": ["ddp"],
+        "ddp-sparse": ["ddp-sparse"],
+    }
+
+
+ANSWERING = """
+from benchmarks.comparison.values import Play
+from benchmarks.dialogue import Asker
+
+asker = Asker()
+print("what is printed is no answer")
+asker.answer([1, 2])
+while (question := asker.question(Play)) is not None:
+    if not question.steps:
+        raise ValueError("no steps")
+    asker.answer({question.system: question.steps})
+"""
+
+
+def answering(directory: Path, text: str = ANSWERING) -> Asked:
+    log, pipe = directory / "log", subprocess.PIPE
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", text], cwd=ROOT, stdin=pipe, stdout=pipe, stderr=said
+        )
+    return Asked([process], [log])
+
+
+def test_processes_answer_what_they_are_asked(tmp_path: Path) -> None:
+    with answering(tmp_path) as asked:
+        assert asked.answer(list[int], 60.0) == [1, 2]
+        assert asked.ask(Play("ddp", 0, 5), dict[str, int], 60.0) == {"ddp": 5}
+        with pytest.raises(SilentError, match="did not answer within 0 s"):
+            asked.answer(int, 0.01)
+        assert asked.ask(Play("ddp", 1, 6), dict[str, int], 60.0) == {"ddp": 6}
+        with pytest.raises(SilentError, match=r"^worker 0 ended with 1: ValueError: no steps$"):
+            asked.ask(Play("ddp", 2, 0), int, 60.0)
+        with pytest.raises(SilentError, match=r"^worker 0 ended with 1: ValueError: no steps$"):
+            asked.ask(Play("ddp", 3, 1), int, 60.0)
+    assert "what is printed is no answer" in (tmp_path / "log").read_text()
 
 
 @pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
@@ -216,7 +262,7 @@ def test_without_a_base_there_is_no_comparison() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 2
     assert done.stderr == (
-        "dlrm: parallax-hybrid, with which all is compared, did not end within 0 s\n"
+        "dlrm: parallax-hybrid, with which all is compared, did not answer within 0 s\n"
         "  What to do: give it more time (--limit), or a machine with more free cores and memory\n"
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -74,7 +74,7 @@ class Comparison(msgspec.Struct, frozen=True):
         cross_bytes: least bytes that the average host must send per step.
         wire: seconds that these bytes take on a link.
         share: median over the rounds of max(computation, wire) / HYBRID's time.
-        turns: of the systems that shared processes, one list for each such group.
+        turns: of the systems that took them beside each other, one list for each such group.
         captured_share: share with the computation of the captured step; 0 if it did not play.
     """
 
@@ -94,16 +94,16 @@ class Comparison(msgspec.Struct, frozen=True):
 def compare(
     names: Sequence[str],
     trials: dict[str, Trial | str],
-    groups: Sequence[Sequence[Turn] | str],
-    members: Sequence[Sequence[str]],
+    groups: Sequence[Sequence[Turn]],
+    failed: Mapping[str, str],
 ) -> list[Row]:
     """A row for each name.
 
     Args:
         names: of systems, in the order of the table.
         trials: each one's trial, or why it failed.
-        groups: turns of systems in the same processes, or why they failed.
-        members: who was in which group.
+        groups: turns of systems that took them beside each other.
+        failed: why there are none, of those that failed then.
     """
     rows = []
     for name in names:
@@ -111,14 +111,15 @@ def compare(
         if isinstance(trial, str):
             rows.append(Row(name, failure=trial))
             continue
-        found = [group for group, who in zip(groups, members, strict=True) if name in who]
+        if name in failed:
+            why = failed[name]
+            rows.append(Row(name, failure=why, peak_bytes=trial.peak_bytes, losses=trial.losses))
+            continue
+        found = [group for group in groups if name in {turn.system for turn in group}]
         if not found:
             rows.append(_tried(name, trials))
             continue
         (turns, *_) = found
-        if isinstance(turns, str):
-            rows.append(Row(name, failure=turns, peak_bytes=trial.peak_bytes, losses=trial.losses))
-            continue
         mine = [turn for turn in turns if turn.system == name]
         paired = pair(turns, name, HYBRID)
         low, high = paired.ratio_range(name, HYBRID)
@@ -164,10 +165,10 @@ def pair(turns: Sequence[Turn], one: str, other: str) -> Paired:
 
 
 def reached(turns: Sequence[Turn], wire: float, computation: str = COMPUTATION) -> float:
-    """Median share of the limit that HYBRID reaches; 0 if they do not share processes.
+    """Median share of the limit that HYBRID reaches; 0 if that system took no turns.
 
     Args:
-        turns: of systems in the same processes.
+        turns: of systems that took them beside each other.
         wire: seconds that the bytes which must cross take.
         computation: the system that computes alone.
     """

@@ -2,59 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
 
-class Contestant(msgspec.Struct, frozen=True):
-    """A system in the rounds.
-
-    Args:
-        name: of the system.
-        steps: in each of its turns.
-        rounds: in how many rounds it takes part; slow ones in the first few only.
-    """
-
-    name: str
-    steps: int
-    rounds: int
-
-
 class Task(msgspec.Struct, frozen=True):
-    """What one start of workers does.
+    """What workers hold, from when they start.
 
     Args:
-        kind: ``"trial"`` runs a few steps of one system in processes of its own, for its memory and
-            its losses; ``"rounds"`` lets systems in the same processes take turns.
         workload: its name.
         quick: sizes for a test.
-        contestants: who takes part.
-        rounds: measured ones.
+        systems: that share the processes; each does a trial at first.
         packages: a directory with further packages; they come last in the search path.
-        answer: the file that worker 0 writes.
-        traced: turns are recorded by PyTorch's profiler.
     """
 
-    kind: Literal["trial", "rounds"]
     workload: str
     quick: bool
-    contestants: list[Contestant]
-    rounds: int
+    systems: list[str]
     packages: str
-    answer: str
-    traced: bool = False
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """What a system did by itself.
+    """What a system did at first; of its memory, if it has its processes for itself.
 
     Args:
         losses: mean over workers, of the first steps.
         seconds: of the faster of the last two steps.
-        empty_bytes: largest worker's resident memory before there was a model.
+        empty_bytes: largest worker's memory that it shares with no other, before there was a model.
         held_bytes: the same after the steps.
-        peak_bytes: the same at its peak.
+        peak_bytes: of the largest worker, all that was resident at its peak.
         cross_bytes: least bytes per step that each host has to send, see ``limits``.
     """
 
@@ -64,6 +39,47 @@ class Trial(msgspec.Struct, frozen=True):
     held_bytes: int
     peak_bytes: int
     cross_bytes: float
+
+
+class Play(msgspec.Struct, frozen=True, tag=True):
+    """A question: have a turn, which is the answer.
+
+    Args:
+        system: whose turn it is.
+        round: of which number.
+        steps: in the turn.
+        traced: record it by PyTorch's profiler.
+    """
+
+    system: str
+    round: int
+    steps: int
+    traced: bool = False
+
+
+class Tell(msgspec.Struct, frozen=True, tag=True):
+    """A question: what runners of parallax have to say; the answer is ``dict[str, Told]``.
+
+    Args:
+        alone: seconds per step that the computation takes alone; 0 if that is not known.
+    """
+
+    alone: float
+
+
+class Told(msgspec.Struct, frozen=True):
+    """What a system says of itself.
+
+    Args:
+        predicted_seconds: per step, what parallax expects once it knows how long the computation
+            alone takes; 0 for other systems.
+        told: what else there is to say.
+        strategy: of parallax, a hash of how it synchronises each variable; equal ones are alike.
+    """
+
+    predicted_seconds: float
+    told: str
+    strategy: str
 
 
 class Turn(msgspec.Struct, frozen=True):
@@ -77,12 +93,9 @@ class Turn(msgspec.Struct, frozen=True):
             does not grow when other programs want the cores.
         sent_bytes: per step, by the average host.
         most_bytes: per step, by the host that sent or received most, in the busier direction.
-        predicted_seconds: per step, what parallax expected once it knew how long the computation
-            alone takes; 0 for other systems.
         idle_seconds: per step, in which the average worker's training thread runs no operation, if
             the turn was traced.
-        told: what else the system has to say; the same in all its turns.
-        strategy: of parallax, a hash of how it synchronises each variable; equal ones are alike.
+        predicted_seconds, told, strategy: see :class:`Told`; the same in all turns of a system.
     """
 
     system: str
@@ -91,7 +104,7 @@ class Turn(msgspec.Struct, frozen=True):
     cpu_seconds: float
     sent_bytes: float
     most_bytes: float
-    predicted_seconds: float = 0.0
     idle_seconds: float = 0.0
+    predicted_seconds: float = 0.0
     told: str = ""
     strategy: str = ""

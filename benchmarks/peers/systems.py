@@ -25,7 +25,6 @@ class System:
         option: passed to the module's ``build``.
         fits: whether the system can train it.
         lossy: the numbers are not those of one device.
-        apart: it is known to end processes that hold it, and shares them with HYBRID alone.
         part: it is compared when asked for only: a variant of another, or slow to begin.
     """
 
@@ -34,8 +33,13 @@ class System:
     option: str
     fits: Callable[[Training], bool] = lambda training: True
     lossy: bool = False
-    apart: bool = False
     part: bool = False
+
+    @property
+    def household(self) -> str:
+        """The systems that share processes: all of parallax, which keeps freed memory there; each
+        other has its own, as it would have elsewhere."""
+        return "parallax" if self.module == "ours" or self.name == CAPTURED else self.name
 
     def build(self, training: Training) -> Step:
         """A step of this system, on a model with the same first values on all workers."""
@@ -93,7 +97,7 @@ SYSTEMS = {
         System("ddp", "ddp", "dense"),
         System("ddp-sparse", "ddp", "sparse", fits=_has_tables),
         System("ddp-fp16", "ddp", "fp16", lossy=True),
-        System("ddp-powersgd", "ddp", "powersgd", lossy=True, apart=True),
+        System("ddp-powersgd", "ddp", "powersgd", lossy=True),
         System("zero1", "ddp", "zero1"),
         System("fsdp2", "fsdp", ""),
         System("torchrec-row", "torchrec", "row", fits=_torchrec_knows),
