@@ -6,6 +6,7 @@ another faster or slower: so each has processes of its own, and the driver says 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -78,11 +79,9 @@ class Asked:
         """
         pipe = self._processes[0].stdin
         assert pipe is not None
-        try:
-            pipe.write(msgspec.json.encode(question) + b"\n")
-            pipe.flush()
-        except BrokenPipeError:
-            pass  # the process ended, and what it left says why
+        # What has ended says why in its log.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(pipe.fileno(), msgspec.json.encode(question) + b"\n")
         return self.answer(kind, limit)
 
     def answer(self, kind: type[Answer], limit: float) -> Answer:
@@ -90,6 +89,9 @@ class Asked:
         deadline = time.monotonic() + limit
         pipe = self._processes[0].stdout
         assert pipe is not None
+        for rank, process in enumerate(self._processes):
+            if process.returncode is not None:
+                self._failed(rank)
         watched = {os.pidfd_open(process.pid): rank for rank, process in enumerate(self._processes)}
         try:
             while b"\n" not in self._said:
