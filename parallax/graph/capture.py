@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from parallax.errors import CaptureError, ModelError, ParallaxError, UnsupportedError
 from parallax.graph.cleanup import clean
 from parallax.graph.discovery import StepObjects
+from parallax.graph.gradient_order import advance_gradients
 from parallax.graph.losses import write_softmax_gradients_once
 from parallax.graph.products import join_products
 from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
@@ -199,6 +200,7 @@ def _capture_once(
     )
     clean(graph)
     join_products(graph.graph)
+    advance_gradients(graph.graph)
     write_softmax_gradients_once(graph.graph)
     module.recompile()
     return graph, traced.carried
