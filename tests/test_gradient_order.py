@@ -140,3 +140,21 @@ def test_gradients_of_one_layer_keep_their_order() -> None:
     names: list[Node] = [n for n in module.graph.nodes if n.op == "call_function"]
     order = [n.target for n in names if n.target is not aten.t.default]
     assert order[:4] == [aten.mul.Tensor, aten.sum.dim_IntList, aten.mm.default, aten.mm.default]
+
+
+def _one_after_another(gradient: torch.Tensor, weight: torch.Tensor, x: torch.Tensor) -> object:
+    of_output = gradient * 2
+    of_input = of_output @ weight
+    first = marks.GRADIENT(of_input.t() @ gradient, "first")
+    other = of_input @ weight.t()
+    return other, first, marks.GRADIENT(of_output.t() @ x, "second")
+
+
+def test_no_gradient_passes_another() -> None:
+    module = make_fx(_one_after_another)(*(torch.ones(size) for size in SIZES))
+    first, second = module.graph.find_nodes(op="call_function", target=marks.GRADIENT)
+    assert advance_gradients(module.graph) == 1  # behind the first, before what ``other`` needs
+    order = {node: place for place, node in enumerate(module.graph.nodes)}
+    (other,) = (node for node in order if node.op == "output")
+    products = [first.args[0], second.args[0], other.args[0][0]]
+    assert [order[node] for node in products] == sorted(order[node] for node in products)

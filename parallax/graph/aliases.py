@@ -29,6 +29,16 @@ def writes_to(base: Node) -> Iterator[Node]:
                 aliases.append(user)
 
 
+def known_after(mark: Node) -> Node:
+    """The node that computes a gradient; the mark itself if the tensor is changed later on."""
+    source = mark.args[0]
+    assert isinstance(source, Node)
+    base = base_of(source)
+    if base.op != "call_function" or any(True for _ in writes_to(base)):
+        return mark
+    return base
+
+
 def is_given_away(base: Node) -> bool:
     """Whether a tensor, or what may be a view of it, is among the results of the graph."""
     aliases = [base]

@@ -12,53 +12,55 @@ import itertools
 from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
-from parallax.graph.aliases import base_of, writes_to
+from parallax.graph.aliases import base_of, known_after, writes_to
 from parallax.graph.compute import computes_much
 from parallax.graph.operations import is_random, is_view, is_write
 from parallax.ops import marks
 
 
 def advance_gradients(graph: Graph) -> int:
-    """Compute each gradient as soon as what it needs is known.
+    """Compute each gradient as soon as what it needs is known, and the gradient before it.
 
     Only the operation that gives a gradient moves, and the views that it reads; what is random,
-    writes, or would meet other values of what it reads stays where it is.
+    writes, or would meet other values of what it reads stays where it is. No gradient passes
+    another: workers whose batches differ may have other graphs, but send in the same order.
 
     Returns:
         How many gradients are computed earlier.
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
-    sources = dict.fromkeys(
-        base_of(m.args[0]) for m in graph.find_nodes(op="call_function", target=marks.GRADIENT)
-    )
-    others = (computes_much(node) and node not in sources for node in order)
+    found = graph.find_nodes(op="call_function", target=marks.GRADIENT)
+    sources = sorted({known_after(mark) for mark in found}, key=order.__getitem__)
+    own = set(sources)
+    others = (computes_much(node) and node not in own for node in order)
     much = list(itertools.accumulate(others, initial=0))
-    behind: dict[Node, Node] = {}
-    """By node, the last one that was moved behind it."""
-    moved: set[Node] = set()
+    group = dict(order)
+    """By node, the first place of the one behind which it is now; its own if it has not moved."""
+    last = dict(enumerate(order))
+    """By first place, the last node behind that one."""
     advanced = 0
+    previous: list[Node] = []
     for source in sources:
-        if source in moved or not _is_movable(source):
-            continue
-        views, needed = _read(source)
-        changes = [change for node in needed for change in _changes(node, source, order)]
-        after = max(changes, key=order.__getitem__, default=source)
-        if much[order[after] + 1] == much[order[source]]:
-            continue  # in between only other gradients are computed, or little
-        place = behind.get(after, after)
-        for node in sorted({source, *views} - moved, key=order.__getitem__):
-            if order[node] > order[after]:
-                place.append(node)
-                place = node
-                moved.add(node)
-        behind[after] = place
-        advanced += 1
+        if _is_movable(source):
+            views, needed = _read(source)
+            changes = [change for node in needed for change in _changes(node, source, order)]
+            after = max((group[node] for node in changes + previous), default=order[source])
+            if (
+                much[after + 1] < much[order[source]]
+            ):  # else little, or other gradients, lie between
+                for node in sorted({source, *views}, key=order.__getitem__):
+                    if group[node] > after:
+                        last[after].append(node)
+                        last[after], group[node] = node, after
+                advanced += 1
+        previous = [source]
     return advanced
 
 
 def _is_movable(node: Node) -> bool:
     return (
         node.op == "call_function"
+        and node.target is not marks.GRADIENT
         and isinstance(node.target, OpOverload)
         and not is_write(node)
         and not is_random(node)

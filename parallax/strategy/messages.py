@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch.fx import Node
 
-from parallax.graph.aliases import base_of, writes_to
+from parallax.graph.aliases import known_after
 from parallax.graph.compute import split_by_compute
 from parallax.graph.variables import Analysis, Variable
 from parallax.strategy.cost import factor_bytes
@@ -141,16 +141,6 @@ def _dense(
         filled[key] = (group, size + own)
         result[name] = (group, 1)
     return result
-
-
-def known_after(mark: Node) -> Node:
-    """The node that computes a gradient; the mark itself if the tensor is changed later on."""
-    source = mark.args[0]
-    assert isinstance(source, Node)
-    base = base_of(source)
-    if base.op != "call_function" or any(True for _ in writes_to(base)):
-        return mark
-    return base
 
 
 def is_own_product(mark: Node, known: Node) -> bool:

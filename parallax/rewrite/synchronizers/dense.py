@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from parallax.graph.aliases import known_after
 from parallax.graph.variables import Variable
 from parallax.ops.resources import put_gradient, wait_gradients
 from parallax.ops.specs import BucketEntry, BucketsSpec
 from parallax.rewrite.context import Rewriting
 from parallax.strategy.data import VariableStrategy
-from parallax.strategy.messages import is_own_product, known_after
+from parallax.strategy.messages import is_own_product
 from parallax.strategy.registry import MessageKind, facts
 
 aten: Any = torch.ops.aten
