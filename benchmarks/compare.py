@@ -14,6 +14,7 @@ Each worker computes with one thread. It needs root and what `benchmarks.virtual
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,9 +140,10 @@ def run(launcher: Launcher, workload: str, options: Options, console: Console) -
     for name in names:
         if not options.trials and name not in (HYBRID, COMPUTATION):
             continue
-        with launcher.start(msgspec.structs.replace(task, systems=[name])) as workers:
+        started = launcher.start(msgspec.structs.replace(task, systems=[name]))
+        with contextlib.closing(started) as asked:
             try:
-                (trials[name],) = workers.answer(list[Trial], launcher.limit)
+                (trials[name],) = asked.answer(list[Trial], launcher.limit)
             except SilentError as error:
                 _must_play(workload, name, str(error))
                 trials[name] = str(error)

@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,7 +32,7 @@ class SilentError(Exception):
 
 class Asked:
     """Processes of which the first answers, on its standard output, what it reads on its standard
-    input; all are killed in the end.
+    input; all are killed by :meth:`close`.
 
     Args:
         processes: by rank; the first with pipes.
@@ -44,17 +43,6 @@ class Asked:
         self._processes = processes
         self._logs = logs
         self._said = b""
-
-    def __enter__(self) -> Asked:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the processes."""

@@ -111,7 +111,8 @@ def _rows(case: str, systems: Sequence[str], args: argparse.Namespace) -> list[l
         asked: dict[str, Asked] = {}
         first: dict[str, float] = {}
         for system in (EAGER, *systems):
-            asked[system] = stack.enter_context(_start(case, system, args.threads, directory))
+            asked[system] = _start(case, system, args.threads, directory)
+            stack.callback(asked[system].close)
             first[system] = asked[system].answer(float, LIMIT)
 
         def turn(system: str) -> float:

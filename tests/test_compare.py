@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
 import subprocess
@@ -242,7 +243,7 @@ def answering(directory: Path, text: str = ANSWERING) -> Asked:
 
 
 def test_processes_answer_what_they_are_asked(tmp_path: Path) -> None:
-    with answering(tmp_path) as asked:
+    with contextlib.closing(answering(tmp_path)) as asked:
         assert asked.answer(list[int], 60.0) == [1, 2]
         assert asked.ask(Play("ddp", 0, 5), dict[str, int], 60.0) == {"ddp": 5}
         with pytest.raises(SilentError, match="did not answer within 0 s"):

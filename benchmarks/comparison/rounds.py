@@ -47,18 +47,25 @@ def play(
     Returns:
         All turns; and by system why it failed, of those that did.
     """
+    members = households([one.name for one in contestants])
     failed: dict[str, str] = {}
     turns: list[Turn] = []
+    asked: dict[str, Asked] = {}
+
+    def lose(household: str, error: SilentError) -> None:
+        asked.pop(household).close()
+        failed.update(dict.fromkeys(members[household], str(error)))
+
     with contextlib.ExitStack() as stack:
-        asked: dict[str, Asked] = {}
-        for household, names in households([one.name for one in contestants]).items():
+        for household, names in members.items():
             # One after the other: some measure machines and links when they start.
             held = launcher.start(msgspec.structs.replace(task, systems=names))
-            asked[household] = stack.enter_context(held)
+            stack.callback(held.close)
+            asked[household] = held
             try:
                 held.answer(list[Trial], launcher.limit * len(names))
             except SilentError as error:
-                _end(asked, household, failed, names, error)
+                lose(household, error)
         for number in range(max(one.rounds for one in contestants)):
             playing = [one for one in contestants if number < one.rounds]
             for one in in_turns(playing, number):
@@ -69,8 +76,7 @@ def play(
                 try:
                     turns.append(asked[household].ask(question, Turn, one.limit))
                 except SilentError as error:
-                    names = households([one.name for one in contestants])[household]
-                    _end(asked, household, failed, names, error)
+                    lose(household, error)
         told = _told(asked, turns, launcher.limit)
     turns = [
         msgspec.structs.replace(turn, **msgspec.structs.asdict(told[turn.system]))
@@ -86,17 +92,6 @@ def households(names: Sequence[str]) -> dict[str, list[str]]:
     for name in names:
         found.setdefault(SYSTEMS[name].household, []).append(name)
     return found
-
-
-def _end(
-    asked: dict[str, Asked],
-    household: str,
-    failed: dict[str, str],
-    names: Sequence[str],
-    error: SilentError,
-) -> None:
-    asked.pop(household).close()
-    failed.update(dict.fromkeys(names, str(error)))
 
 
 def _told(asked: dict[str, Asked], turns: Sequence[Turn], limit: float) -> dict[str, Told]:

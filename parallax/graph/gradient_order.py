@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import itertools
 
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
 from parallax.graph.aliases import base_of, known_after, writes_to
 from parallax.graph.compute import computes_much
-from parallax.graph.operations import is_random, is_view, is_write
+from parallax.graph.operations import is_view, is_write, must_stay
 from parallax.ops import marks
 
 
@@ -30,9 +29,8 @@ def advance_gradients(graph: Graph) -> int:
     """
     order = {node: index for index, node in enumerate(graph.nodes)}
     found = graph.find_nodes(op="call_function", target=marks.GRADIENT)
-    sources = sorted({known_after(mark) for mark in found}, key=order.__getitem__)
-    own = set(sources)
-    others = (computes_much(node) and node not in own for node in order)
+    sources = {known_after(mark) for mark in found}
+    others = (computes_much(node) and node not in sources for node in order)
     much = list(itertools.accumulate(others, initial=0))
     group = dict(order)
     """By node, the first place of the one behind which it is now; its own if it has not moved."""
@@ -40,14 +38,13 @@ def advance_gradients(graph: Graph) -> int:
     """By first place, the last node behind that one."""
     advanced = 0
     previous: list[Node] = []
-    for source in sources:
-        if _is_movable(source):
+    for source in sorted(sources, key=order.__getitem__):
+        if source.target is not marks.GRADIENT and not must_stay(source):
             views, needed = _read(source)
             changes = [change for node in needed for change in _changes(node, source, order)]
             after = max((group[node] for node in changes + previous), default=order[source])
-            if (
-                much[after + 1] < much[order[source]]
-            ):  # else little, or other gradients, lie between
+            # Something that takes time lies between, and is no other gradient.
+            if much[after + 1] < much[order[source]]:
                 for node in sorted({source, *views}, key=order.__getitem__):
                     if group[node] > after:
                         last[after].append(node)
@@ -55,17 +52,6 @@ def advance_gradients(graph: Graph) -> int:
                 advanced += 1
         previous = [source]
     return advanced
-
-
-def _is_movable(node: Node) -> bool:
-    return (
-        node.op == "call_function"
-        and node.target is not marks.GRADIENT
-        and isinstance(node.target, OpOverload)
-        and not is_write(node)
-        and not is_random(node)
-        and not any(True for _ in writes_to(node))
-    )
 
 
 def _read(source: Node) -> tuple[set[Node], set[Node]]:

@@ -37,6 +37,13 @@ def is_write(node: Node) -> bool:
     return schema is not None and schema.is_mutable
 
 
+def must_stay(node: Node) -> bool:
+    """Whether it matters what runs before a node: random numbers, changes in place, exchanges."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    return is_write(node) or is_random(node)
+
+
 def written_inputs(node: Node) -> list[Node]:
     """The inputs that an operation changes."""
     schema = getattr(node.target, "_schema", None)

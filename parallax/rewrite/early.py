@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.compute import computes_much
-from parallax.graph.operations import is_random, is_write
+from parallax.graph.operations import is_write, must_stay
 from parallax.rewrite.context import Rewriting
 
 
@@ -29,20 +29,12 @@ def known_early(work: Rewriting, ids: Sequence[Node], first: Node) -> Node:
     heavy = next((node for node in order if computes_much(node)), first)
     between = [node for node in order if order[heavy] <= order[node] < order[first]]
     if between and not any(
-        _changes_ids(node) or (node in needed and (computes_much(node) or _must_stay(node)))
+        _changes_ids(node) or (node in needed and (computes_much(node) or must_stay(node)))
         for node in between
     ):
         first = heavy
     hoist(work, ids, first)
     return first
-
-
-def _must_stay(node: Node) -> bool:
-    """Whether it matters what runs before a node: random numbers, changes in place, exchanges."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return True
-    return is_write(node) or is_random(node)
 
 
 def _changes_ids(node: Node) -> bool:
