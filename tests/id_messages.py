@@ -6,7 +6,7 @@ import random
 
 import torch
 
-from parallax.runtime.comm.id_messages import Room, exchange_ids
+from parallax.runtime.comm.id_messages import IdsUnderWay, Room
 from parallax.runtime.comm.world import World
 
 
@@ -44,7 +44,8 @@ def exchanges(world: World, seed: int, steps: int, kind: str) -> list[int]:
         ids = torch.tensor([i for part in mine for i in part], dtype=dtype)
         heads = [[2**62 - world.rank, to, -step] for to in range(world.size)]
         before = world.traffic.messages
-        told, received = exchange_ids(world, room, heads, ids, table[world.rank], "test")
+        message = IdsUnderWay(world, room, heads, ids, table[world.rank], "test")
+        told, received = message.finish()
         messages.append(world.traffic.messages - before)
         assert told == [[2**62 - sender, world.rank, -step] for sender in range(world.size)]
         wanted = [
@@ -64,6 +65,37 @@ def steady(world: World, ids: int, steps: int) -> tuple[list[int], float]:
     for _ in range(steps):
         before, number = world.traffic.messages, sum(world.traffic.sent.values())
         values = torch.zeros(ids * world.size, dtype=torch.int32)
-        exchange_ids(world, room, [[1]] * world.size, values, [ids] * world.size, "test")
+        heads = [[1]] * world.size
+        IdsUnderWay(world, room, heads, values, [ids] * world.size, "test").finish()
         messages.append(world.traffic.messages - before)
     return messages, sum(world.traffic.sent.values()) - number
+
+
+def two_under_way(world: World, seed: int, steps: int) -> None:
+    """Each step's message starts before that of the step before has ended, as those of ids that
+    are sent ahead do; sizes change, so that some need a second message."""
+    room = Room(world.size)
+    before: tuple[int, IdsUnderWay] | None = None
+    for step in range(steps):
+        table = lengths(seed, step, world.size)
+        mine = [sent(world.rank, to, step, n) for to, n in enumerate(table[world.rank])]
+        ids = torch.tensor([i for part in mine for i in part], dtype=torch.int32)
+        heads = [[step]] * world.size
+        message = IdsUnderWay(world, room, heads, ids, table[world.rank], "test")
+        if before is not None:
+            _check(world, seed, *before)
+        before = step, message
+    assert before is not None
+    _check(world, seed, *before)
+
+
+def _check(world: World, seed: int, step: int, message: IdsUnderWay) -> None:
+    told, received = message.finish()
+    assert told == [[step]] * world.size
+    table = lengths(seed, step, world.size)
+    wanted = [
+        i
+        for sender in range(world.size)
+        for i in sent(sender, world.rank, step, table[sender][world.rank])
+    ]
+    assert received.tolist() == wanted, (seed, step)

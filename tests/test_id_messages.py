@@ -29,3 +29,9 @@ def test_without_ids_only_heads_travel(pool: Pool) -> None:
     for messages, sent in pool.run(3, id_messages.steady, 0, 3):
         assert messages == [1, 1, 1]
         assert sent == 2 * 4 * 8
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_message_may_start_before_the_one_before_has_ended(pool: Pool, seed: int) -> None:
+    print("seed", seed)
+    pool.run(3, id_messages.two_under_way, seed, 40)

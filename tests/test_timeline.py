@@ -20,7 +20,16 @@ from parallax.runtime.comm.world import single
 from parallax.runtime.predictions.speed import measure_speed
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.messages import merge_messages
-from parallax.strategy.timeline import Awaited, Computed, Item, Speed, Started, merged, predict
+from parallax.strategy.timeline import (
+    Awaited,
+    Computed,
+    Item,
+    Speed,
+    Started,
+    merged,
+    predict,
+    with_ids_ahead,
+)
 
 DENSE = Variable("w", (250_000,), torch.float32, True)
 STRATEGY = Strategy("", 2, {"w": VariableStrategy("allreduce")})
@@ -219,3 +228,17 @@ def test_the_speed_of_this_machine_is_sane(pool: Pool, default_dtype: torch.dtyp
     assert 1.0 <= speed.crowding < 1000
     found = pool.run(3, measure_speed)
     assert found[1:] == found[:-1]
+
+
+def test_ids_ahead_leave_after_the_rows_of_their_step_and_nothing_waits_for_them() -> None:
+    rows = Started(2, "rows", ("w",))
+    items = [work(1), Started(1, "ids", ("w",)), Awaited(1), work(2), rows, work(3), Awaited(2)]
+    assert with_ids_ahead(items) == (
+        work(1),
+        work(2),
+        rows,
+        Started(1, "ids", ("w",)),
+        work(3),
+        Awaited(2),
+    )
+    assert with_ids_ahead([work(1), rows]) == (work(1), rows)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import resource
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -150,12 +151,12 @@ def _told(step: Step, alone: float) -> Told:
 
 
 def _forever(step: Step, data: list[Batch]) -> Callable[[], None]:
-    number = 0
+    """What runs the next step; a system that reads batches ahead has its own way over them."""
+    over: Callable[[Iterable[Batch]], Iterator[Batch]] = getattr(step, "over", iter)
+    coming = over(itertools.cycle(data))
 
     def run() -> None:
-        nonlocal number
-        step(*data[number % len(data)])
-        number += 1
+        step(*next(coming))
 
     return run
 

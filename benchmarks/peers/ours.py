@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -11,7 +11,7 @@ import torch
 
 import parallax
 from benchmarks.peers.unplaced import unplaced_pulls, unplaced_updates
-from benchmarks.workloads import Step, Training, make_step
+from benchmarks.workloads import Batch, Step, Training, make_step
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.runtime import compiled
@@ -41,9 +41,9 @@ def build(training: Training, option: str) -> Step:
         training: what to train.
         option: a builder; after a slash, one of ``LEVELS`` instead of what parallax would choose
             for the network, ``compiled`` (every region), ``settled`` (as the default is after some
-            minutes: each region where it was measured to be faster), or ``partitions=`` and into
-            how many shards tables are dealt: a number, or ``search``; after another, one of
-            ``UNPLACED``.
+            minutes: each region where it was measured to be faster), ``ahead`` (batches are read
+            ahead), or ``partitions=`` and into how many shards tables are dealt: a number, or
+            ``search``; after another, one of ``UNPLACED``.
     """
     builder, how, place = (*option.split("/"), "", "")[:3]
     _, _, partitions = how.partition("partitions=")
@@ -63,10 +63,27 @@ def build(training: Training, option: str) -> Step:
     runner = parallax.get_runner(step, config=config)
     if search:
         return Searched(runner)
+    if how == "ahead":
+        return ReadAhead(runner)
     if how == "settled":
         return settled(runner.run)
     run = with_levels(runner.run, LEVELS[how]) if how in LEVELS else runner.run
     return without_placement(runner, run, UNPLACED[place]) if place else run
+
+
+class ReadAhead:
+    """A step whose ids travel while the step before computes, if its batches come of ``over``."""
+
+    def __init__(self, runner: parallax.Runner) -> None:
+        self.__self__ = runner
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        result: torch.Tensor = self.__self__.run(*batch)
+        return result
+
+    def over(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Batches, read ahead."""
+        return self.__self__.ahead(batches)
 
 
 class Searched:

@@ -60,6 +60,8 @@ SYSTEMS = {
     system.name: system
     for system in (
         System(HYBRID, "ours", "HYBRID"),
+        # With ids that travel while the step before computes.
+        System("parallax-ahead", "ours", "HYBRID/ahead", fits=_has_tables),
         System("parallax-ps", "ours", "PS"),
         System("parallax-ar", "ours", "AR"),
         *(

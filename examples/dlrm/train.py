@@ -82,9 +82,10 @@ def main(arguments: list[str] | None = None) -> None:
         )
     per_step = args.batch * runner.num_workers
     epochs = itertools.chain.from_iterable(itertools.repeat(loader))
+    samples = ((numbers, ids.split(data.lookups, 1), clicks) for numbers, ids, clicks in epochs)
     with Progress(steps, unit="samples", per_step=per_step, show=chief) as progress:
-        for numbers, ids, clicks in itertools.islice(epochs, steps):
-            progress.step(runner.run(numbers, ids.split(data.lookups, 1), clicks))
+        for batch in runner.ahead(itertools.islice(samples, steps)):
+            progress.step(runner.run(*batch))
 
     # The trained rows live on their owners: every worker helps to collect them.
     state = runner.state_dict()["model"]

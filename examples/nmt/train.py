@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
     per_step = round(words * args.batch * runner.num_workers)
     epochs = itertools.chain.from_iterable(itertools.repeat(loader))
     with Progress(steps, unit="target words", per_step=per_step, show=chief) as progress:
-        for source, target in itertools.islice(epochs, steps):
+        for source, target in runner.ahead(itertools.islice(epochs, steps)):
             progress.step(runner.run(source, target))
 
     # The trained rows live on their owners: every worker helps to collect them.

@@ -138,9 +138,11 @@ class Plan:
         pace: Pace | None = None,
         time: StepTime | None = None,
         compiled: str = "",
+        ids_ahead: bool = False,
     ) -> None:
         self.time = time
         self.compiled = compiled
+        self.ids_ahead = ids_ahead
         self.network = network
         self.pace = pace if pace is not None else Pace()
         self.strategy = strategy
@@ -205,6 +207,8 @@ class Plan:
 
     def _caption(self) -> str | None:
         lines = [self._network_caption(), self.compiled]
+        if self.ids_ahead:
+            lines.append("ids of a step travel while the step before computes")
         return "\n".join(line for line in lines if line) or None
 
     def _network_caption(self) -> str:

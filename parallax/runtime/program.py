@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
 from parallax.ops.specs import ResourceSpec
+from parallax.rewrite.ahead import IdsGraph, ids_graph
 from parallax.rewrite.region_graphs import Region
 from parallax.rewrite.regions import cut
 from parallax.runtime.state.state_table import StateTable
@@ -84,14 +86,34 @@ class Program:
             if call.before:
                 _call(call, ())
         inputs = self._resources + [read() for read in self._readers]
-        own = [batch[index] for index in self._batch]
-        if self.step.sizes is not None:  # captured as if all lay in order
-            own = [_in_order(item) for item in own]
-        inputs += own
+        inputs += self._inputs_of(batch)
         with torch.no_grad():
             results = self._run(*inputs)
         del inputs
         return self._put_back(results)
+
+    def _inputs_of(self, batch: Sequence[Any]) -> list[Any]:
+        """What the graph reads of a flat batch."""
+        own = [batch[index] for index in self._batch]
+        # With sizes that vary it was captured as if all lay in order.
+        return own if self.step.sizes is None else [_in_order(item) for item in own]
+
+    @functools.cached_property
+    def _ids(self) -> IdsGraph | None:
+        return ids_graph(self.step)
+
+    @property
+    def knows_ids(self) -> bool:
+        """Whether an exchange looks up by what follows from the batch alone."""
+        return self._ids is not None
+
+    def ids(self, batch: Sequence[Any]) -> Mapping[Any, Any]:
+        """By exchange, what it looks up by in a step on the flat ``batch``, as far as that follows
+        from the batch alone; it need not be the present step."""
+        if self._ids is None:
+            return {}
+        exchanges = [self._resources[number] for number in self._ids.exchanges]
+        return dict(zip(exchanges, self._ids(self._inputs_of(batch)), strict=True))
 
     def _put_back(self, results: Sequence[Any]) -> Any:
         step = self.step

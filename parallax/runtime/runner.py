@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from parallax.cluster.network import Network
 from parallax.config import Config
@@ -24,6 +25,7 @@ from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import WorkerGraph
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import computation_alone, timeline
+from parallax.runtime.ahead import Course
 from parallax.runtime.chief import strategy_of_chief
 from parallax.runtime.comm.control import StepControl, batch_weight
 from parallax.runtime.comm.texts import digest
@@ -104,6 +106,7 @@ class Runner:
         self._profiler: Profiler | None = None
         self._compiler = Compiler(config.compile, world)
         self._partitions: Partitions | None = None
+        self._course = Course(world, self._programs, self._signatures)
         self._steps = 0
         self._captures = 0
         self._last: Program | None = None
@@ -157,10 +160,15 @@ class Runner:
         self._pace.start(self._world.traffic.waited)
         signature, flat = self._signatures.read(batch, named)
         program = self._program(signature, batch, named)
-        self._control.begin(program.digest, self._steps, batch_weight(flat))
+        moving = self._partitions is not None and self._partitions.searching
+        self._control.begin(self._course.begin(program, signature, flat, self._steps, moving))
         if self._profiler is not None:
             self._profiler.before()
-        result = program.run(flat)
+        try:
+            result = program.run(flat)
+        except BaseException:
+            self._course.forget()
+            raise
         if self._profiler is not None and self._profiler.after():
             logger.info(self._profiler.profile)
             self._profiler = None
@@ -171,6 +179,29 @@ class Runner:
         if self._partitions is not None and self._partitions.searching:
             self._search_partitions(self._partitions, time.perf_counter() - began)
         return result
+
+    def ahead(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """The same batches, read before they are needed, so that ids travel a step ahead.
+
+        While a step computes, the ids that the next one looks up are sent to the owners of their
+        rows: one wait less for every step. For loops that pass on what they are given::
+
+            for words, labels in runner.ahead(loader):
+                loss = runner.run(words, labels)
+
+        Two batches are read ahead of the present one, so random numbers that reading them draws
+        come before those of the step, and an error in reading is raised when its batch is due. Ids
+        go ahead where they follow from the batch alone, in exchanges of one level; a batch that the
+        loop has changed or moved is run as without. All workers must use it alike: if one runs
+        another batch in between, so must all.
+
+        Args:
+            batches: one pass over this worker's data, such as a loader.
+
+        Returns:
+            An iterator over them. The last one made is the one that counts.
+        """
+        return self._course.over(batches)
 
     def _search_partitions(self, partitions: Partitions, seconds: float) -> None:
         """Note how long a step took, and go on with another number of shards if it is time."""
@@ -251,7 +282,7 @@ class Runner:
             check_agreement(step, self._state.leaves)
         analysis = analyze(step, self._state.leaves, aliases(self._objects))
         if self._strategy is None and self.num_workers > 1:
-            flat = torch.utils._pytree.tree_leaves((batch, dict(named)))
+            flat = pytree.tree_leaves((batch, dict(named)))
             measure_access(self._world, analysis, flat, self._state.leaves)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
         return description, analysis
@@ -285,7 +316,7 @@ class Runner:
         self._warn_of_batch_norms()
         self._network = measure_network(world)
         self._speed = measure_speed(world)
-        weight = batch_weight(torch.utils._pytree.tree_leaves((batch, dict(named))))
+        weight = batch_weight(pytree.tree_leaves((batch, dict(named))))
         usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
         self._control.usual_weight = usual
 
@@ -366,6 +397,7 @@ class Runner:
             self._pace,
             self.expected_time(),
             self._compiler.describe(self._last),
+            self._course.ids_came_ahead,
         )
 
     @property
@@ -392,7 +424,8 @@ class Runner:
         """
         if self._expected is None:
             return None
-        return self._expected.time(self._measured(), self._pace.computation, one_device)
+        measured, computed = self._measured(), self._pace.computation
+        return self._expected.time(measured, computed, one_device, self._course.ids_came_ahead)
 
     @property
     def graph(self) -> GraphView:

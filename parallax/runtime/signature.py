@@ -13,8 +13,10 @@ from parallax.graph.discovery import StepObjects
 from parallax.graph.sizes import Shapes
 
 Signature = tuple[Hashable, ...]
+STRUCTURE = 0
+"""Where a signature has the nesting of the batch."""
 _BATCH = 1
-"""Where a signature describes the items of the batch."""
+"""Where it describes the items of the batch."""
 
 
 class SignatureReader:

@@ -215,6 +215,25 @@ def predict(
     return StepTime(clock, computing, messages)
 
 
+def with_ids_ahead(items: Sequence[Item]) -> tuple[Item, ...]:
+    """The timeline of a step whose ids came with the step before, as those of the next one do with
+    it: they leave after the rows that they asked for, and nothing waits for them."""
+    ids = {item.number for item in items if isinstance(item, Started) and item.kind == "ids"}
+    result: list[Item] = []
+    later: list[Item] = []
+    for item in items:
+        if isinstance(item, Awaited) and item.number in ids:
+            continue
+        if isinstance(item, Started) and item.number in ids:
+            later.append(item)
+            continue
+        result.append(item)
+        if later and isinstance(item, Started):
+            result += later
+            later = []
+    return (*result, *later)
+
+
 def merged(items: Iterable[Item]) -> tuple[Item, ...]:
     """The same timeline with neighbouring computation put together."""
     result: list[Item] = []
@@ -241,4 +260,5 @@ __all__ = [
     "StepTime",
     "merged",
     "predict",
+    "with_ids_ahead",
 ]

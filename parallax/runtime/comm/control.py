@@ -6,17 +6,71 @@ before anything was changed. A worker applies a step only when all agree on it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from parallax.errors import BatchError, DisagreementError, RowIdError
-from parallax.runtime.comm.id_messages import Room, exchange_ids
+from parallax.runtime.comm.id_messages import IdsUnderWay, Room
 from parallax.runtime.comm.world import World
 
 INTEGERS = 3
 FLOATS = 19
+
+
+@dataclass(eq=False)
+class Step:
+    """One step of this worker, as it tells the others of it.
+
+    Args:
+        digest: a hash of what it runs, and of its number.
+        weight: rows of the local batch; 0 when it is empty.
+        ids: by exchange, what it looks up by: of a step to come, whose batch is at hand.
+    """
+
+    digest: int
+    weight: int
+    ids: Callable[[], Mapping[Any, Any]] = dict
+    failure: str = ""
+    """What this worker found wrong with the batch, told to all workers."""
+    following: Step | None = None
+    """The step after it, if this worker could send that one's ids ahead."""
+    told: bool = False
+    """A message of its ids is under way, and with it whether there is one that follows."""
+
+    @classmethod
+    def of(
+        cls, plan: int, number: int, weight: int, ids: Callable[[], Mapping[Any, Any]] = dict
+    ) -> Step:
+        """A step by what it runs, as a hash, and its number."""
+        mixed = (plan ^ (number * 0x9E3779B97F4A7C15)) & 0x7FFFFFFFFFFFFFFF
+        return cls(mixed, weight, ids)
+
+
+@dataclass
+class AskedIds:
+    """A message of ids under way, of one step."""
+
+    message: IdsUnderWay | None
+    heads: list[list[int]]
+    ids: torch.Tensor
+
+
+@dataclass(frozen=True)
+class HeardIds:
+    """What others ask this worker for.
+
+    Args:
+        counts: by worker, what its ids are.
+        ids: worker by worker.
+        goes_on: every worker can send the ids of the step that follows.
+    """
+
+    counts: list[list[int]]
+    ids: torch.Tensor
+    goes_on: bool
 
 
 class StepControl:
@@ -30,32 +84,25 @@ class StepControl:
         """
         self.world = world
         self.usual_weight = max(usual_weight, 1)
-        self.weight = self.usual_weight
+        self.step = Step(0, self.usual_weight)
         self.total = self.weight * world.size
-        self.digest = 0
-        self.failure = ""
-        """What this worker found wrong with its batch in this step, told to all workers."""
         self._rooms: dict[tuple[str, int], Room] = {}
 
-    def begin(self, plan: int, step: int, weight: int) -> None:
-        """Start a step.
+    def begin(self, step: Step) -> None:
+        """Start a step."""
+        self.step = step
+        self.total = step.weight * self.world.size
 
-        Args:
-            plan: a hash of what this worker is about to run.
-            step: number of the step.
-            weight: rows of the local batch; 0 when it is empty.
-        """
-        self.digest = (plan ^ (step * 0x9E3779B97F4A7C15)) & 0x7FFFFFFFFFFFFFFF
-        self.weight = weight
-        self.total = weight * self.world.size
-        self.failure = ""
+    @property
+    def weight(self) -> int:
+        """Rows of the local batch."""
+        return self.step.weight
 
     # -- With integers, before counts and ids ---------------------------------------------
 
     def integers(self, bad: str) -> list[int]:
         """The words as integers; ``bad`` says what is wrong with the exchange's ids."""
-        self.failure = self.failure or bad
-        return [self.digest, self.weight, 1 if self.failure else 0]
+        return _integers(self.step, bad)
 
     def check_integers(self, words: list[list[int]]) -> None:
         """Compare what all workers sent, one list per worker.
@@ -77,7 +124,7 @@ class StepControl:
             DisagreementError: a worker is about to run another step or another plan.
         """
         for worker, received in enumerate(words):
-            if received[0] != self.digest:
+            if received[0] != self.step.digest:
                 raise self._differs(worker)
 
     def exchange_counts(self, counts: list[list[int]], bad: str, purpose: str) -> list[list[int]]:
@@ -90,26 +137,46 @@ class StepControl:
         told = self.world.exchange_numbers([[*words, *row] for row in counts], purpose)
         return self._checked(told)
 
-    def exchange_ids(
+    def ask(
         self,
+        step: Step,
         counts: list[list[int]],
         ids: torch.Tensor,
         lengths: Sequence[int],
         bad: str,
         purpose: str,
-    ) -> tuple[list[list[int]], torch.Tensor]:
-        """Send each worker its ids, and what they are as counts; see :func:`exchange_ids`.
+    ) -> AskedIds:
+        """Start to send each worker its ids.
+
+        Args:
+            step: whose they are: the present one, or the one that follows.
+            counts: by worker, what its ids are.
+            ids: worker by worker.
+            lengths: by worker, how many.
+            bad: what is wrong with them, if anything.
+            purpose: what the bytes are counted as.
+        """
+        words = [*_integers(step, bad), int(step.following is not None)]
+        step.told = True
+        heads = [[*words, *row] for row in counts]
+        if self.world.size == 1:
+            return AskedIds(None, heads, ids)
+        room = self.room("rows", len(heads[0]))
+        message = IdsUnderWay(self.world, room, heads, ids, lengths, purpose)
+        return AskedIds(message, heads, ids)
+
+    def hear(self, asked: AskedIds) -> HeardIds:
+        """Wait for what others ask for in the same step.
 
         Raises:
             DisagreementError, RowIdError, BatchError: as :meth:`check_integers`.
         """
-        words = self.integers(bad)
-        heads = [[*words, *row] for row in counts]
-        if self.world.size == 1:
-            return self._checked(heads), ids
-        room = self.room("rows", len(heads[0]))
-        told, received = exchange_ids(self.world, room, heads, ids, lengths, purpose)
-        return self._checked(told), received
+        told, ids = asked.heads, asked.ids
+        if asked.message is not None:
+            told, ids = asked.message.finish()
+        rest = self._checked(told)
+        goes_on = all(row[0] for row in rest)
+        return HeardIds([row[1:] for row in rest], ids, goes_on)
 
     def _checked(self, told: list[list[int]]) -> list[list[int]]:
         self.check_integers([row[:INTEGERS] for row in told])
@@ -125,10 +192,10 @@ class StepControl:
 
     def floats(self, out: torch.Tensor) -> None:
         """Write the words to the end of a bucket that will be summed."""
-        halves = [(self.digest >> (8 * i)) & 0xFF for i in range(8)]
+        halves = [(self.step.digest >> (8 * i)) & 0xFF for i in range(8)]
         out.copy_(
             torch.tensor(
-                [*halves, *(h * h for h in halves), self.weight, 1.0, bool(self.failure)],
+                [*halves, *(h * h for h in halves), self.weight, 1.0, bool(self.step.failure)],
                 dtype=out.dtype,
                 device=out.device,
             )
@@ -185,7 +252,7 @@ class StepControl:
 
     def _failed(self) -> RowIdError:
         """All workers know that some failed; each says what it found."""
-        found = self.world.texts("failure", self.failure)
+        found = self.world.texts("failure", self.step.failure)
         self.world.settle()
         return row_id_error(next(text for text in found if text))
 
@@ -199,7 +266,12 @@ class StepControl:
         )
 
 
-def batch_weight(flat: list[Any]) -> int:
+def _integers(step: Step, bad: str) -> list[int]:
+    step.failure = step.failure or bad
+    return [step.digest, step.weight, 1 if step.failure else 0]
+
+
+def batch_weight(flat: Sequence[Any]) -> int:
     """Rows of a batch: the leading size that its tensors share, 1 if they share none."""
     sizes = {item.shape[0] for item in flat if isinstance(item, torch.Tensor) and item.dim() > 0}
     return sizes.pop() if len(sizes) == 1 else 1

@@ -4,6 +4,7 @@ A message has room for as many ids as were sent to its receiver of late, and som
 with how many there are. Only what does not fit follows in a second message, about which all workers
 know from the first. Every receiver tells the others what room it needs one step later, so that all
 count on the same: the first two steps, and one after ids became many more, send two messages.
+Of those that are sent ahead, each has the room that was known when it started.
 """
 
 from __future__ import annotations
@@ -45,65 +46,86 @@ class Room:
                 self.sizes[worker] = wanted
 
 
-def exchange_ids(
-    world: World,
-    room: Room,
-    heads: Sequence[Sequence[int]],
-    ids: torch.Tensor,
-    lengths: Sequence[int],
-    purpose: str,
-    group: str = "rows",
-) -> tuple[list[list[int]], torch.Tensor]:
-    """Send every worker of a group its ids.
+class IdsUnderWay:
+    """A message of ids to every worker of a group, and those that come from them."""
 
-    Args:
-        world: this worker and the others.
-        room: of messages of this kind.
-        heads: by worker, numbers to go before its ids; equally many for all.
-        ids: of a dtype that all share, worker by worker.
-        lengths: by worker, how many.
-        purpose: what the bytes are counted as.
-        group: among whom.
+    def __init__(
+        self,
+        world: World,
+        room: Room,
+        heads: Sequence[Sequence[int]],
+        ids: torch.Tensor,
+        lengths: Sequence[int],
+        purpose: str,
+        group: str = "rows",
+    ) -> None:
+        """Start to send. Messages that share a room end in the order in which they started.
 
-    Returns:
-        By worker, the head that it sent; and the ids that were sent here, worker by worker.
-    """
-    sizes, own = list(room.sizes), room.sizes[world.group(group).place]
-    overflow = any(length > size for length, size in zip(lengths, sizes, strict=True))
-    rows = [
-        [length, int(overflow), room.wish, *head]
-        for length, head in zip(lengths, heads, strict=True)
-    ]
-    header = torch.tensor(rows, dtype=torch.int64, device=world.device).view(ids.dtype)
-    width = header.shape[1]
-    parts = ids.split(list(lengths))
-    message = ids.new_zeros(sum(sizes) + width * len(sizes))
-    outgoing = message.split([width + size for size in sizes])
-    for out, words, part, size in zip(outgoing, header, parts, sizes, strict=True):
-        out[:width] = words
-        fitting = part[:size]
-        out[width : width + len(fitting)] = fitting
-    received = ids.new_empty((len(sizes), width + own))
-    world.all_to_all(
-        received.view(-1),
-        message,
-        [width + own] * len(sizes),
-        [width + size for size in sizes],
-        purpose,
-        group,
-        spare=[width + max(size - n, 0) for size, n in zip(sizes, lengths, strict=True)],
-    ).wait()
-    told = received[:, :width].contiguous().view(torch.int64).tolist()
-    counts = [row[0] for row in told]
-    arrived = [line[width : width + min(n, own)] for line, n in zip(received, counts, strict=True)]
-    if any(row[1] for row in told):
-        rest = torch.cat([part[size:] for part, size in zip(parts, sizes, strict=True)])
-        missing = [max(count - own, 0) for count in counts]
-        late = ids.new_empty(sum(missing))
-        left = [max(length - size, 0) for length, size in zip(lengths, sizes, strict=True)]
-        world.all_to_all(late, rest, missing, left, purpose, group).wait()
+        Args:
+            world: this worker and the others.
+            room: of messages of this kind.
+            heads: by worker, numbers to go before its ids; equally many for all.
+            ids: of a dtype that all share, worker by worker.
+            lengths: by worker, how many.
+            purpose: what the bytes are counted as.
+            group: among whom.
+        """
+        self._world, self._room, self._purpose, self._group = world, room, purpose, group
+        self._sizes, own = list(room.sizes), room.sizes[world.group(group).place]
+        self._lengths = list(lengths)
+        overflow = any(n > size for n, size in zip(lengths, self._sizes, strict=True))
+        rows = [
+            [length, int(overflow), room.wish, *head]
+            for length, head in zip(lengths, heads, strict=True)
+        ]
+        header = torch.tensor(rows, dtype=torch.int64, device=world.device).view(ids.dtype)
+        width = header.shape[1]
+        self._parts = ids.split(self._lengths)
+        message = ids.new_zeros(sum(self._sizes) + width * len(rows))
+        outgoing = message.split([width + size for size in self._sizes])
+        for out, words, part, size in zip(outgoing, header, self._parts, self._sizes, strict=True):
+            out[:width] = words
+            fitting = part[:size]
+            out[width : width + len(fitting)] = fitting
+        self._message = message  # lives until it is sent
+        self._width, self._own = width, own
+        self._received = ids.new_empty((len(rows), width + own))
+        self._pending = world.all_to_all(
+            self._received.view(-1),
+            message,
+            [width + own] * len(rows),
+            [width + size for size in self._sizes],
+            purpose,
+            group,
+            spare=[width + max(size - n, 0) for size, n in zip(self._sizes, lengths, strict=True)],
+        )
+
+    def finish(self) -> tuple[list[list[int]], torch.Tensor]:
+        """Wait for what others sent.
+
+        Returns:
+            By worker, the head that it sent; and the ids that were sent here, worker by worker.
+        """
+        self._pending.wait()
+        width, own = self._width, self._own
+        told = self._received[:, :width].contiguous().view(torch.int64).tolist()
+        counts = [row[0] for row in told]
+        arrived = [
+            line[width : width + min(count, own)]
+            for line, count in zip(self._received, counts, strict=True)
+        ]
+        if any(row[1] for row in told):
+            arrived = self._with_late(arrived, counts)
+        self._room.update([row[2] for row in told])
+        self._room.wish = max(counts)
+        return [row[_OWN:] for row in told], torch.cat(arrived)
+
+    def _with_late(self, arrived: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:
+        """With the ids that did not fit, in a second message."""
+        rest = torch.cat([part[n:] for part, n in zip(self._parts, self._sizes, strict=True)])
+        left = [max(n - size, 0) for size, n in zip(self._sizes, self._lengths, strict=True)]
+        missing = [max(count - self._own, 0) for count in counts]
+        late = rest.new_empty(sum(missing))
+        self._world.all_to_all(late, rest, missing, left, self._purpose, self._group).wait()
         pairs = zip(arrived, late.split(missing), strict=True)
-        arrived = [part for pair in pairs for part in pair]
-    room.update([row[2] for row in told])
-    room.wish = max(counts)
-    return [row[_OWN:] for row in told], torch.cat(arrived)
+        return [part for pair in pairs for part in pair]

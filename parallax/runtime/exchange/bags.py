@@ -21,9 +21,10 @@ from typing import Any
 import torch
 
 from parallax.ops.specs import BagsSpec
-from parallax.runtime.comm.control import StepControl
+from parallax.runtime.comm.control import AskedIds, Step, StepControl
 from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
+from parallax.runtime.exchange.ahead import IdsAhead
 from parallax.runtime.exchange.bag_requests import Asked, BagRequests, Family, Offsets, families
 from parallax.runtime.exchange.bag_service import BagService, Served
 from parallax.runtime.exchange.row_ids import id_dtype
@@ -46,6 +47,14 @@ class _Message:
     received: torch.Tensor
     pending: Pending
     keep: torch.Tensor
+
+
+@dataclass
+class _Wanted:
+    """What this worker looks up in a step, and the message that asks for it."""
+
+    by_family: list[Asked]
+    message: AskedIds
 
 
 @dataclass
@@ -101,6 +110,7 @@ class BagExchange:
         for place, side in enumerate(self._sides):
             self._dtypes.setdefault(side.family.dtype, []).append(place)
         self._kind = id_dtype(spec.tables)
+        self._ahead: IdsAhead[_Wanted] = IdsAhead(self)
         self._places = {
             number: (place, lookup)
             for place, side in enumerate(self._sides)
@@ -121,13 +131,10 @@ class BagExchange:
         shards: Sequence[torch.Tensor],
     ) -> BagRequest:
         """See :func:`parallax.ops.resources.pull_bags`."""
-        asked, bad = [], ""
-        for side in self._sides:
-            found, problem = side.requests.ask([inputs[f] for f in side.family.numbers])
-            asked.append(found)
-            bad = bad or problem
-        request = BagRequest(asked, [])
-        values = self._exchange_ids(request, bad, shards)
+        step = self.control.step
+        wanted = self._ahead.take(step) or self._ask(inputs, step)
+        request = BagRequest(wanted.by_family, [])
+        values, goes_on = self._hear(wanted.message, request, shards)
         for dtype, alike in self._dtypes.items():
             sent = [
                 [part[worker].view(-1) for place in alike for part in values[place]]
@@ -142,6 +149,7 @@ class BagExchange:
         # While the sums are under way.
         for side, served in zip(self._sides, request.served, strict=True):
             side.service.prepare(served)
+        self._ahead.send(step, goes_on, self._ask)
         return request
 
     def _elements(self, request: BagRequest, place: int, worker: int) -> int:
@@ -163,19 +171,18 @@ class BagExchange:
                 self.numbers[number] += ids.shape[0] + (0 if sizes is None else values)
         self.steps += 1
 
-    def _exchange_ids(
-        self, request: BagRequest, bad: str, shards: Sequence[torch.Tensor]
-    ) -> list[list[Sequence[torch.Tensor]]]:
-        """Tell the owners what is wanted, and learn it from the others.
-
-        Returns:
-            By family, served lookup and worker, the values to send: [values, width].
-        """
+    def _ask(self, inputs: Sequence[tuple[torch.Tensor, Offsets]], step: Step) -> _Wanted:
+        """What a step looks up, and a message that tells the owners of it."""
+        found, bad = [], ""
+        for side in self._sides:
+            asked, problem = side.requests.ask([inputs[f] for f in side.family.numbers])
+            found.append(asked)
+            bad = bad or problem
         counts: list[list[int]] = []
         parts: list[torch.Tensor] = []
         for worker in self._workers:
             row: list[int] = []
-            for side, asked in zip(self._sides, request.asked, strict=True):
+            for side, asked in zip(self._sides, found, strict=True):
                 for link in side.family.links_to[worker]:
                     ids, sizes = asked.parts[link]
                     parts.append(ids)
@@ -185,11 +192,21 @@ class BagExchange:
                         row[-1] = sizes.shape[0]
             counts.append(row + [0] * (self._words - len(row)))
         sent = torch.cat(parts).to(self._kind)
-        told, received = self.control.exchange_ids(
-            counts, sent, [sum(row) for row in counts], bad, "bags: ids"
-        )
+        lengths = [sum(row) for row in counts]
+        return _Wanted(found, self.control.ask(step, counts, sent, lengths, bad, "bags: ids"))
+
+    def _hear(
+        self, message: AskedIds, request: BagRequest, shards: Sequence[torch.Tensor]
+    ) -> tuple[list[list[Sequence[torch.Tensor]]], bool]:
+        """Learn from the others what is wanted.
+
+        Returns:
+            By family, served lookup and worker, the values to send: [values, width]; and whether
+            all can go on to the next step.
+        """
+        heard = self.control.hear(message)
         own = 2 * sum(len(side.service.lookups) for side in self._sides)
-        pieces = received.split([count for row in told for count in row[:own]])
+        pieces = heard.ids.split([count for row in heard.counts for count in row[:own]])
         start, values = 0, []
         for side in self._sides:
             places = range(start, start + 2 * len(side.service.lookups), 2)
@@ -199,7 +216,7 @@ class BagExchange:
             )
             request.served.append(served)
             values.append(sums)
-        return values
+        return values, heard.goes_on
 
     def _start(
         self, sent: list[list[torch.Tensor]], counts: list[int], dtype: torch.dtype, purpose: str

@@ -30,7 +30,8 @@ class RowIdCheck:
             if not self._spec.shared:
                 raise row_id_error(problem)
             # All workers hear of it with the control words; until then compute with valid rows.
-            self._control.failure = self._control.failure or problem
+            step = self._control.step
+            step.failure = step.failure or problem
             ids = ids.clamp(0, max(rows - 1, 0))
         return ids
 

@@ -16,11 +16,30 @@ from typing import Any
 import torch
 
 from parallax.ops.specs import RowsSpec, TableSpec, Way
-from parallax.runtime.comm.control import StepControl
+from parallax.runtime.comm.control import AskedIds, Step, StepControl
 from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
+from parallax.runtime.exchange.ahead import IdsAhead
 from parallax.runtime.exchange.grouping import Grouped, group
 from parallax.runtime.exchange.row_ids import id_dtype, within
+
+
+@dataclass
+class Wanted:
+    """What this worker looks up in a step."""
+
+    result: list[list[Any]]
+    """Per table, the count of unique rows, and the positions of each lookup's ids among them."""
+    rows: list[torch.Tensor]
+    """Per table, the local rows of the unique ids, ordered by owner (sharded) or id."""
+    counts: list[list[int]]
+    """counts[w][t]: how many of them live on worker w."""
+    padding: list[int | None]
+    """Per table, where its padding row is among them, if it is there."""
+    bad: str
+    """What is wrong with the ids, if anything."""
+    asked: AskedIds | None = None
+    """The message that asks for them."""
 
 
 @dataclass
@@ -86,6 +105,7 @@ class RowExchange:
         self.places: torch.Tensor | None = None
         """By owner, where its rows are in the order of a request; None for the owners' order."""
         self.id_dtype = id_dtype(spec.tables)
+        self._ahead: IdsAhead[Wanted] = IdsAhead(self)
         self._dealt: dict[tuple[int, ...], torch.Tensor] = {}
         """Owners of tables that are dealt to some workers."""
 
@@ -98,8 +118,9 @@ class RowExchange:
         messages: Sequence[Sequence[int]],
     ) -> list[Any]:
         """See :func:`parallax.ops.resources.pull_rows`."""
-        result, locals_, counts, padding, bad = self._unique(ids)
-        request = self._exchange_ids(locals_, counts, padding, bad)
+        step = self.control.step
+        wanted = self._ahead.take(step) or self._ask(ids, step)
+        request, goes_on = self._hear(wanted)
         request.later = [list(tables) for tables in messages]
         request.shards = shards
         self._send_next(request)
@@ -108,7 +129,8 @@ class RowExchange:
             group(ids, table.rows)
             for table, ids in zip(self.spec.tables, request.wanted, strict=True)
         ]
-        return [item for table in result for item in table] + [request]
+        self._ahead.send(step, goes_on, self._ask)
+        return [item for table in wanted.result for item in table] + [request]
 
     def _send_next(self, request: Requested) -> None:
         """Start the next message of rows: one at a time, as the first is wanted first."""
@@ -144,15 +166,13 @@ class RowExchange:
 
     def unique(self, ids: Sequence[Sequence[torch.Tensor]]) -> list[Any]:
         """See :func:`parallax.ops.resources.unique_rows`."""
-        result, locals_, _, padding, bad = self._unique(ids)
-        sizes = [[len(rows) for rows in locals_]] * self.world.size
-        served = self.control.exchange_counts(sizes, bad, "rows: counts")
-        request = Requested(locals_, sizes, [], served, padding)
-        return [item for table in result for item in table] + [request]
+        wanted = self._unique(ids)
+        sizes = [[len(rows) for rows in wanted.rows]] * self.world.size
+        served = self.control.exchange_counts(sizes, wanted.bad, "rows: counts")
+        request = Requested(wanted.rows, sizes, [], served, wanted.padding)
+        return [item for table in wanted.result for item in table] + [request]
 
-    def _unique(
-        self, ids: Sequence[Sequence[torch.Tensor]]
-    ) -> tuple[list[list[Any]], list[torch.Tensor], list[list[int]], list[int | None], str]:
+    def _unique(self, ids: Sequence[Sequence[torch.Tensor]]) -> Wanted:
         result: list[list[Any]] = []
         locals_: list[torch.Tensor] = []
         counts: list[list[int]] = []
@@ -174,7 +194,7 @@ class RowExchange:
             self.touched[index] += len(rows) / max(table.rows, 1)
         self.steps += 1
         by_worker = [list(row) for row in zip(*counts, strict=True)]
-        return result, locals_, by_worker, padding, bad
+        return Wanted(result, locals_, by_worker, padding, bad)
 
     def _by_owner(
         self, ids: torch.Tensor, table: TableSpec
@@ -213,19 +233,21 @@ class RowExchange:
             self._dealt[table.owners] = torch.tensor(table.owners, device=self.world.device)
         return self._dealt[table.owners]
 
-    def _exchange_ids(
-        self,
-        rows: list[torch.Tensor],
-        asked: list[list[int]],
-        padding: list[int | None],
-        bad: str,
-    ) -> Requested:
-        sent = by_worker([r.to(self.id_dtype) for r in rows], asked)
-        served, received = self.control.exchange_ids(
-            asked, sent, [sum(row) for row in asked], bad, "rows: ids"
-        )
-        wanted = by_table(received.long(), served, [1] * len(rows))
-        return Requested(rows, asked, wanted, served, padding)
+    def _ask(self, ids: Sequence[Sequence[torch.Tensor]], step: Step) -> Wanted:
+        """What a step looks up, and a message that asks its owners for it."""
+        wanted = self._unique(ids)
+        sent = by_worker([rows.to(self.id_dtype) for rows in wanted.rows], wanted.counts)
+        lengths = [sum(row) for row in wanted.counts]
+        wanted.asked = self.control.ask(step, wanted.counts, sent, lengths, wanted.bad, "rows: ids")
+        return wanted
+
+    def _hear(self, wanted: Wanted) -> tuple[Requested, bool]:
+        """With what others ask this worker for, and whether all can go on to the next step."""
+        assert wanted.asked is not None
+        heard = self.control.hear(wanted.asked)
+        rows = by_table(heard.ids.long(), heard.counts, [1] * len(wanted.rows))
+        request = Requested(wanted.rows, wanted.counts, rows, heard.counts, wanted.padding)
+        return request, heard.goes_on
 
     # -- Push -----------------------------------------------------------------------------
 

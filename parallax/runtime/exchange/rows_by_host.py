@@ -15,10 +15,18 @@ from dataclasses import dataclass, field
 import torch
 
 from parallax.ops.specs import RowsSpec
-from parallax.runtime.comm.control import INTEGERS, StepControl
-from parallax.runtime.comm.id_messages import exchange_ids
+from parallax.runtime.comm.control import INTEGERS, Step, StepControl
+from parallax.runtime.comm.id_messages import IdsUnderWay
 from parallax.runtime.comm.world import World
-from parallax.runtime.exchange.rows import Requested, RowExchange, Rows, Sent, by_table, by_worker
+from parallax.runtime.exchange.rows import (
+    Requested,
+    RowExchange,
+    Rows,
+    Sent,
+    Wanted,
+    by_table,
+    by_worker,
+)
 
 Counts = list[list[int]]
 """By worker of a group, rows of each table."""
@@ -63,11 +71,14 @@ class HostRowExchange(RowExchange):
         """
         return [self._width * merged / max(self.steps, 1) for merged in self._merged_rows]
 
-    def _exchange_ids(
-        self, rows: list[torch.Tensor], asked: Counts, padding: list[int | None], bad: str
-    ) -> Requested:
+    def _ask(self, ids: Sequence[Sequence[torch.Tensor]], step: Step) -> Wanted:
+        # Not ahead: what crosses to other hosts is known when all of this host have asked.
+        return self._unique(ids)
+
+    def _hear(self, wanted: Wanted) -> tuple[Requested, bool]:
+        rows, asked = wanted.rows, wanted.counts
         hosts, tables = self._hosts, len(self.spec.tables)
-        words = self.control.integers(bad)
+        words = self.control.integers(wanted.bad)
         by_place = [asked[p * hosts : (p + 1) * hosts] for p in range(self._width)]
         heads = [[*words, *(n for row in part for n in row)] for part in by_place]
         inner_asked = [[sum(row[t] for row in part) for t in range(tables)] for part in by_place]
@@ -85,18 +96,18 @@ class HostRowExchange(RowExchange):
         )
         self._check(heard)
         rail_served = [row[INTEGERS * self._width :] for row in heard]
-        wanted = by_table(ids.long(), rail_served, [1] * tables)
-        return _Merged(
+        request = _Merged(
             rows,
             rail_asked,
-            wanted,
+            by_table(ids.long(), rail_served, [1] * tables),
             rail_served,
-            padding,
+            wanted.padding,
             inner_asked=inner_asked,
             inner_served=inner_served,
             places=places,
             distinct=[sum(count) for count in counts],
         )
+        return request, False
 
     def _check(self, heard: Counts) -> None:
         """Let the step's control see the words of all workers, in their order."""
@@ -112,7 +123,8 @@ class HostRowExchange(RowExchange):
         sent = by_worker([part.to(self.id_dtype) for part in rows], asked)
         room = self.control.room(group, len(heads[0]))
         lengths = [sum(row) for row in asked]
-        return exchange_ids(self.world, room, heads, sent, lengths, "rows: ids", group)
+        message = IdsUnderWay(self.world, room, heads, sent, lengths, "rows: ids", group)
+        return message.finish()
 
     def _merge(
         self, ids: list[torch.Tensor], told: Counts

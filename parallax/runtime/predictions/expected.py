@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.strategy.data import Strategy
-from parallax.strategy.timeline import Computed, Item, Speed, StepTime, predict
+from parallax.strategy.timeline import (
+    Computed,
+    Item,
+    Speed,
+    StepTime,
+    predict,
+    with_ids_ahead,
+)
 
 
 @dataclass(frozen=True)
@@ -33,6 +40,7 @@ class ExpectedStep:
         variables: Mapping[str, Variable],
         computing: float | None = None,
         one_device: float | None = None,
+        ids_ahead: bool = False,
     ) -> StepTime:
         """What it should take.
 
@@ -40,7 +48,9 @@ class ExpectedStep:
             variables: as they were measured.
             computing: seconds that it computes; None: as the device's speed says.
             one_device: instead, seconds of the captured step on one device with nothing to send.
+            ids_ahead: ids are sent a step ahead.
         """
         known = computing if one_device is None else one_device
         alone = None if one_device is None else self.alone
-        return predict(self.items, variables, self.strategy, self.network, self.speed, known, alone)
+        items = with_ids_ahead(self.items) if ids_ahead else self.items
+        return predict(items, variables, self.strategy, self.network, self.speed, known, alone)
