@@ -104,6 +104,12 @@ SYSTEMS = {
         System("fsdp2", "fsdp", ""),
         System("torchrec-row", "torchrec", "row", fits=_torchrec_knows),
         System("torchrec-table", "torchrec", "table", fits=_torchrec_knows),
+        System(
+            "torchrec-ahead",
+            "torchrec",
+            "table/ahead",
+            fits=lambda training: training.name == "dlrm",
+        ),
     )
 }
 

@@ -6,7 +6,9 @@ backward pass, one exchange of ids and one of rows for all tables. ``torchrec.tx
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,8 +26,10 @@ from torchrec.distributed.sharding_plan import (
     row_wise,
     table_wise,
 )
+from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+from torchrec.streamable import Pipelineable
 
 from benchmarks.workloads import Batch, Step, Training, make_step
 from examples.dlrm.model import DLRM
@@ -36,7 +40,14 @@ CPU = torch.device("cpu")
 
 
 def build(training: Training, option: str) -> Step:
-    """A step with tables placed by ``option``, ``"row"`` or ``"table"``."""
+    """A step of TorchRec.
+
+    Args:
+        training: what to train.
+        option: how tables are placed, ``"row"`` or ``"table"``; after a slash, ``ahead``: with its
+            pipeline, which sends ids of the next batch while the present one computes.
+    """
+    option, _, how = option.partition("/")
     torch.manual_seed(0)
     plain = training.model(False)
     model: nn.Module
@@ -45,7 +56,7 @@ def build(training: Training, option: str) -> Step:
         load = dict.fromkeys(tables, 1)
         sharder: Any = EmbeddingCollectionSharder()  # dedup of ids has no CPU kernel
     elif isinstance(plain, DLRM):
-        model, tables = _dlrm(plain)
+        model, tables = _dlrm(plain, _PipelinedClicks if how == "ahead" else _Clicks)
         load = _bag_sizes(training.batch())
         sharder = EmbeddingBagCollectionSharder()
     else:
@@ -69,6 +80,8 @@ def build(training: Training, option: str) -> Step:
     )
     _copy_rows(placed.module, tables)
     dense = [value for name, value in placed.named_parameters() if "tables." not in name]
+    if how == "ahead":
+        return _Pipelined(placed, training.optimizer(dense))
     # The tables' own optimizer runs in backward; zero_grad and step here are the dense part's.
     return make_step(training, model, placed, training.optimizer(dense))
 
@@ -168,20 +181,76 @@ class _Clicks(nn.Module):
         self.register_buffer("pairs", plain.pairs, persistent=False)
 
     def forward(self, numbers: torch.Tensor, ids: list[torch.Tensor]) -> torch.Tensor:
-        batch = len(numbers)
-        asked = KeyedJaggedTensor(
-            self.names,
-            torch.cat([wanted.flatten() for wanted in ids]),
-            lengths=torch.tensor([wanted.shape[1] for wanted in ids]).repeat_interleave(batch),
-        )
-        bags = self.tables(asked)  # in the order of their owners
+        # Bags come in the order of their owners.
+        return self.scores(numbers, self.tables(_asked(self.names, ids)))
+
+    def scores(self, numbers: torch.Tensor, bags: Any) -> torch.Tensor:
         dense = F.relu(self.bottom(numbers))
         vectors = torch.stack([dense, *(bags[name] for name in self.names)], 1)
         products = (vectors @ vectors.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
         return self.top(torch.cat([dense, products], 1)).squeeze(1)
 
 
-def _dlrm(plain: DLRM) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def _asked(names: list[str], ids: list[torch.Tensor]) -> KeyedJaggedTensor:
+    """The ids of all tables, in the form that collections take."""
+    batch = len(ids[0])
+    return KeyedJaggedTensor(
+        names,
+        torch.cat([wanted.flatten() for wanted in ids]),
+        lengths=torch.tensor([wanted.shape[1] for wanted in ids]).repeat_interleave(batch),
+    )
+
+
+@dataclass
+class _Samples(Pipelineable):
+    """A batch in the form that the pipeline takes."""
+
+    numbers: torch.Tensor
+    asked: KeyedJaggedTensor
+    clicks: torch.Tensor
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> _Samples:
+        return self  # all of it is on the CPU
+
+    def record_stream(self, stream: Any) -> None:
+        pass
+
+
+class _PipelinedClicks(_Clicks):
+    """The same with its loss, of a batch as the pipeline passes it on."""
+
+    def forward(self, batch: _Samples) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        scores = self.scores(batch.numbers, self.tables(batch.asked))
+        loss = F.binary_cross_entropy_with_logits(scores, batch.clicks)
+        return loss, loss
+
+
+class _Pipelined:
+    """Steps of TorchRec's pipeline; its batches are read ahead if they come of ``over``."""
+
+    def __init__(self, model: DistributedModelParallel, optimizer: torch.optim.Optimizer) -> None:
+        self._names = model.module.names if hasattr(model.module, "names") else model.names
+        self._pipeline = TrainPipelineSparseDist(
+            model, optimizer, CPU, execute_all_batches=True, custom_model_fwd=model
+        )
+        self._source: Iterator[_Samples] | None = None
+
+    def __call__(self, *batch: Any) -> torch.Tensor:
+        source = self._source if not batch else iter([self._samples(batch)])
+        loss: torch.Tensor = self._pipeline.progress(source)
+        return loss
+
+    def over(self, batches: Iterable[Batch]) -> Iterator[tuple[()]]:
+        """The pipeline reads the batches itself."""
+        self._source = map(self._samples, batches)
+        return itertools.repeat(())
+
+    def _samples(self, batch: Batch) -> _Samples:
+        numbers, ids, clicks = batch
+        return _Samples(numbers, _asked(self._names, ids), clicks)
+
+
+def _dlrm(plain: DLRM, form: type[_Clicks]) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     tables = {f"t{number}": bag.weight.detach() for number, bag in enumerate(plain.tables)}
     collection = torchrec.EmbeddingBagCollection(
         device=CPU,
@@ -196,4 +265,4 @@ def _dlrm(plain: DLRM) -> tuple[nn.Module, dict[str, torch.Tensor]]:
             for name, rows in tables.items()
         ],
     )
-    return _Clicks(plain, collection, tables), tables
+    return form(plain, collection, tables), tables
