@@ -16,7 +16,7 @@ from parallax.config import Config
 from parallax.errors import BatchError, CheckpointError
 from parallax.graph.discovery import discover
 from parallax.ops.specs import BucketEntry, BucketsSpec
-from parallax.runtime.comm.control import StepControl
+from parallax.runtime.comm.control import Step, StepControl
 from parallax.runtime.comm.texts import digest
 from parallax.runtime.comm.world import World
 from parallax.runtime.encoded.pool import STATE, EncodedBuckets
@@ -161,7 +161,7 @@ def owed(
     total = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     decoded = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     for number in range(steps):
-        control.begin(1, number, 1)
+        control.begin(Step.of(1, number, 1))
         by_worker = [
             [m + torch.randn(m.shape, generator=g, dtype=torch.float64) for m in means]
             for g in generators
@@ -188,7 +188,7 @@ def specials(world: World, encoder: str, options: Options) -> dict[str, Any]:
     buckets, _, control = _buckets(world, encoder, options, torch.float32)
     found = {}
     for number, value in enumerate((torch.nan, torch.inf, 1.0, 1.0)):
-        control.begin(1, number, 1)
+        control.begin(Step.of(1, number, 1))
         gradients = [torch.ones(shape) for shape in SHAPES]
         if world.rank == world.size - 1:
             gradients[0][3, 4] = value
@@ -205,7 +205,7 @@ def started_early(world: World, encoder: str) -> list[int]:
     gradients = [torch.ones(shape) for shape in SHAPES]
     started = []
     for number in range(2):
-        control.begin(1, number, 1)
+        control.begin(Step.of(1, number, 1))
         before = world.traffic.messages
         for index in (0, 1, 2):
             buckets.put(index, gradients[index])
