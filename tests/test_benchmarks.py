@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import collectives
 import pytest
 import torch
+from pool import Pool
 
 from benchmarks import encoders, models
 from benchmarks.copies import Copied
+from benchmarks.exchanges import COLLECTIVES
 from benchmarks.pairing import Paired, run_paired
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
@@ -102,3 +105,14 @@ def test_copies_of_a_step_are_told() -> None:
     numbers = [[float(cell) for cell in line.split("│")[2:-1]] for line in lines]
     assert all(row[-2] == pytest.approx(sum(row[:-2]), abs=0.05) for row in numbers)
     assert numbers[1][-1] == 0
+
+
+def test_collectives_that_are_timed_move_what_they_should(pool: Pool) -> None:
+    for found in pool.run(4, collectives.moved):
+        assert all(found.values()), found
+
+
+def test_collectives_are_timed_for_each_size(pool: Pool) -> None:
+    for found in pool.run(4, collectives.speeds):
+        assert found.keys() == COLLECTIVES.keys()
+        assert all(len(speeds) == 2 and min(speeds) > 0 for speeds in found.values())

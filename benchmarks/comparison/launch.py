@@ -42,7 +42,8 @@ class Launcher:
         command = [sys.executable, "-m", "benchmarks.comparison.worker", str(path)]
         processes = []
         logs = []
-        for rank, environment in enumerate(self._environments(number)):
+        environments = worker_environments(self.cluster, self.workers_per_host, FIRST_PORT + number)
+        for rank, environment in enumerate(environments):
             host = self.cluster.hosts[rank // self.workers_per_host]
             pipe = subprocess.DEVNULL if rank else subprocess.PIPE
             logs.append(directory / f"worker{rank}.log")
@@ -60,21 +61,30 @@ class Launcher:
                 )
         return Asked(processes, logs)
 
-    def _environments(self, number: int) -> list[dict[str, str]]:
-        local = self.workers_per_host
-        size = len(self.cluster.hosts) * local
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        return [
-            {
-                "RANK": f"{rank}",
-                "WORLD_SIZE": f"{size}",
-                "LOCAL_RANK": f"{rank % local}",
-                "LOCAL_WORLD_SIZE": f"{local}",
-                "MASTER_ADDR": self.cluster.hosts[0].address,
-                "MASTER_PORT": f"{FIRST_PORT + number}",
-                "GLOO_SOCKET_IFNAME": "eth0",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": path.rstrip(os.pathsep),
-            }
-            for rank in range(size)
-        ]
+
+def worker_environments(
+    cluster: VirtualCluster, workers_per_host: int, port: int
+) -> list[dict[str, str]]:
+    """What torchrun would set for each worker, host by host.
+
+    Args:
+        cluster: its hosts.
+        workers_per_host: processes on each.
+        port: of the first host, where they meet.
+    """
+    size = len(cluster.hosts) * workers_per_host
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return [
+        {
+            "RANK": f"{rank}",
+            "WORLD_SIZE": f"{size}",
+            "LOCAL_RANK": f"{rank % workers_per_host}",
+            "LOCAL_WORLD_SIZE": f"{workers_per_host}",
+            "MASTER_ADDR": cluster.hosts[0].address,
+            "MASTER_PORT": f"{port}",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": path.rstrip(os.pathsep),
+        }
+        for rank in range(size)
+    ]
