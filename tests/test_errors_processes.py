@@ -14,7 +14,7 @@ from worlds import NAMES, worker_variables
 
 ROOT = Path(__file__).parents[1]
 
-SCRIPT = """
+MODEL = """
 import os, sys, torch
 import parallax
 rank = int(os.environ.get("RANK", "0"))
@@ -27,11 +27,14 @@ def step(ids):
     loss.backward()
     optimizer.step()
     return loss
+"""
+
+SCRIPT = f"""{MODEL}
 option = OPTION
 runner = parallax.get_runner(step, config=parallax.Config(workers=1, run_option=option))
 for number in range(STEPS):
     runner.run(torch.tensor([1, 2]))
-files = [os.path.realpath(f"/proc/self/fd/{f}") for f in os.listdir("/proc/self/fd")]
+files = [os.path.realpath(f"/proc/self/fd/{{f}}") for f in os.listdir("/proc/self/fd")]
 sockets = [f for f in files if "socket" in f]
 print("done", rank, len(sockets), torch.distributed.is_initialized())
 """

@@ -229,10 +229,8 @@ class _Pipelined:
     """Steps of TorchRec's pipeline; its batches are read ahead if they come of ``over``."""
 
     def __init__(self, model: DistributedModelParallel, optimizer: torch.optim.Optimizer) -> None:
-        self._names = model.module.names if hasattr(model.module, "names") else model.names
-        self._pipeline = TrainPipelineSparseDist(
-            model, optimizer, CPU, execute_all_batches=True, custom_model_fwd=model
-        )
+        self._names = model.module.names
+        self._pipeline = TrainPipelineSparseDist(model, optimizer, CPU, execute_all_batches=True)
         self._source: Iterator[_Samples] | None = None
 
     def __call__(self, *batch: Any) -> torch.Tensor:

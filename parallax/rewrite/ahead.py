@@ -6,7 +6,6 @@ for the next batch while the present one is under way.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,9 +14,10 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from parallax.graph.aliases import memory_of
-from parallax.graph.operations import is_random, is_write, written_inputs
+from parallax.graph.operations import must_stay, written_inputs
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.resources import pull_bags, pull_rows
+from parallax.ops.specs import ResourceSpec, RowsSpec
 
 _PULLS = (pull_rows, pull_bags)
 
@@ -45,27 +45,35 @@ class IdsGraph:
         return found
 
 
-def ids_graph(step: StepGraph) -> IdsGraph | None:
+def ids_graph(step: StepGraph, resources: Sequence[ResourceSpec]) -> IdsGraph | None:
     """What the exchanges of a rewritten step look up by, as far as that follows from the batch.
+
+    Rows in two levels are left out: what crosses to other hosts is known when all workers of a host
+    have asked.
 
     Args:
         step: of a worker; it is left as it is.
+        resources: descriptions of its first inputs.
 
     Returns:
         None if no exchange looks up by the batch alone.
     """
     own = zip(step.inputs, step.own_placeholders(), strict=True) if step.inputs else ()
     batch = {node: item for item, node in own if item.kind == "batch"}
-    resources = {node: number for number, node in enumerate(step.placeholders())}
+    places = {node: number for number, node in enumerate(step.placeholders())}
     found: list[tuple[int, Any]] = []
     needed: set[Node] = set()
     for node in step.graph.nodes:
         if node.op == "call_function" and node.target in _PULLS:
+            number = places[node.args[0]]
+            spec = resources[number]
+            if isinstance(spec, RowsSpec) and spec.by_host:
+                continue
             sources: list[Node] = []
             map_arg(node.args[1], sources.append)
             parts = _made_of(sources, batch)
             if parts is not None:
-                found.append((resources[node.args[0]], node.args[1]))
+                found.append((number, node.args[1]))
                 needed |= parts
     if not found or _is_changed(step.graph, needed):
         return None
@@ -104,6 +112,4 @@ def _is_pure(node: Node) -> bool:
     """Whether an operation gives the same for the same inputs, and does nothing else."""
     if node.op != "call_function":
         return False
-    if isinstance(node.target, torch._ops.OpOverload):
-        return not (is_write(node) or is_random(node))
-    return getattr(node.target, "__module__", None) in (operator.__name__, "_operator", "math")
+    return not must_stay(node) or getattr(node.target, "__module__", "") in ("_operator", "math")

@@ -107,14 +107,14 @@ class Announced:
     versions: tuple[int, ...]
     """Of the batch, when it was announced."""
 
-    def is_changed(self, flat: Sequence[Any]) -> bool:
-        """Whether ``flat`` is the same batch, but changed since."""
-        return same_objects(self.flat, flat) and self.versions != versions_of(flat)
-
     def is_for(self, program: Program, flat: Sequence[Any]) -> bool:
         """Whether this is what now runs."""
         same = program is self.program and same_objects(self.flat, flat)
-        return same and not self.is_changed(flat)
+        return same and self.versions == versions_of(flat)
+
+    def is_changed(self, flat: Sequence[Any]) -> bool:
+        """Whether ``flat`` is the same batch, but changed since."""
+        return same_objects(self.flat, flat) and self.versions != versions_of(flat)
 
 
 class Course:
@@ -158,21 +158,23 @@ class Course:
         if announced is not None and not announced.is_for(program, flat):
             self._break_off(announced, flat)
             announced = None
-        last = announced or _announced(program, number, flat)
-        self.ids_came_ahead = last.step.told
-        present = last.step
+        if announced is not None:
+            present = announced.step
+        else:
+            present = Step.of(program.digest, number, batch_weight(flat))
+        self.ids_came_ahead = present.told
         coming = [] if moving or self._batches is None else self._batches.after(flat)
-        steps = list(self._coming)
-        for distance, batch in enumerate(coming, 1):
-            if len(steps) < distance:
-                # What was told of the step before cannot be changed any more.
-                found = None if last.step.told else self._program(batch, signature)
-                if found is None:
-                    break
-                steps.append(_announced(found, number + distance, batch))
-                last.step.following = steps[-1].step
-            last = steps[distance - 1]
-        self._coming = deque(steps)
+        last = self._coming[-1].step if self._coming else present
+        for distance in range(len(self._coming) + 1, len(coming) + 1):
+            batch = coming[distance - 1]
+            # What was told of the step before cannot be changed any more.
+            found = None if last.told else self._program(batch, signature)
+            if found is None:
+                break
+            following = _announced(found, number + distance, batch)
+            self._coming.append(following)
+            last.following = following.step
+            last = following.step
         return present
 
     def _program(self, batch: Sequence[Any], signature: Signature) -> Program | None:

@@ -100,7 +100,7 @@ class Program:
 
     @functools.cached_property
     def _ids(self) -> IdsGraph | None:
-        return ids_graph(self.step)
+        return ids_graph(self.step, self._specs)
 
     @property
     def knows_ids(self) -> bool:

@@ -49,13 +49,8 @@ class Step:
         return cls(mixed, weight, ids)
 
 
-@dataclass
-class AskedIds:
-    """A message of ids under way, of one step."""
-
-    message: IdsUnderWay | None
-    heads: list[list[int]]
-    ids: torch.Tensor
+AskedIds = Callable[[], tuple[list[list[int]], torch.Tensor]]
+"""A message of ids under way: waits for what others sent, heads by worker and the ids."""
 
 
 @dataclass(frozen=True)
@@ -160,10 +155,9 @@ class StepControl:
         step.told = True
         heads = [[*words, *row] for row in counts]
         if self.world.size == 1:
-            return AskedIds(None, heads, ids)
+            return lambda: (heads, ids)
         room = self.room("rows", len(heads[0]))
-        message = IdsUnderWay(self.world, room, heads, ids, lengths, purpose)
-        return AskedIds(message, heads, ids)
+        return IdsUnderWay(self.world, room, heads, ids, lengths, purpose).finish
 
     def hear(self, asked: AskedIds) -> HeardIds:
         """Wait for what others ask for in the same step.
@@ -171,9 +165,7 @@ class StepControl:
         Raises:
             DisagreementError, RowIdError, BatchError: as :meth:`check_integers`.
         """
-        told, ids = asked.heads, asked.ids
-        if asked.message is not None:
-            told, ids = asked.message.finish()
+        told, ids = asked()
         rest = self._checked(told)
         goes_on = all(row[0] for row in rest)
         return HeardIds([row[1:] for row in rest], ids, goes_on)

@@ -72,7 +72,6 @@ class HostRowExchange(RowExchange):
         return [self._width * merged / max(self.steps, 1) for merged in self._merged_rows]
 
     def _ask(self, ids: Sequence[Sequence[torch.Tensor]], step: Step) -> Wanted:
-        # Not ahead: what crosses to other hosts is known when all of this host have asked.
         return self._unique(ids)
 
     def _hear(self, wanted: Wanted) -> tuple[Requested, bool]:
