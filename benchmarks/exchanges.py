@@ -48,6 +48,11 @@ class Shards:
         start = worker % self.size * self.elements
         return whole[start : start + self.elements]
 
+    def _with(self, distance: int) -> list[dist.Work]:
+        """The parts of two workers that are so far away, one in each direction."""
+        to, source = self.rank + distance, self.rank - distance
+        return self._swap(to, self._part(self.sent, to), source, self._part(self.received, source))
+
     def _swap(
         self, to: int, sent: torch.Tensor, source: int, into: torch.Tensor
     ) -> list[dist.Work]:
@@ -63,21 +68,13 @@ class Shards:
 
     def at_once(self) -> None:
         """The same as sends and receives that start together."""
-        works = []
-        for distance in range(1, self.size):
-            to, source = self.rank + distance, self.rank - distance
-            works += self._swap(
-                to, self._part(self.sent, to), source, self._part(self.received, source)
-            )
-        for work in works:
+        for work in [work for d in range(1, self.size) for work in self._with(d)]:
             work.wait()
 
     def in_rounds(self) -> None:
         """The same, in each round with one worker."""
         for distance in range(1, self.size):
-            to, source = self.rank + distance, self.rank - distance
-            into = self._part(self.received, source)
-            for work in self._swap(to, self._part(self.sent, to), source, into):
+            for work in self._with(distance):
                 work.wait()
 
     def all_gather(self) -> None:
@@ -138,6 +135,7 @@ def _worker() -> None:
     if dist.get_rank() == 0:
         print(msgspec.json.encode(found).decode(), flush=True)
     dist.barrier()
+    dist.destroy_process_group()  # else its threads may outlive Python, which ends by an abort
 
 
 def main(arguments: list[str] | None = None) -> int:
