@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from parallax.runtime.exchange.grouping import Memo, group, spread, sum_rows
+from parallax.runtime.exchange.grouping import Memo, group, numbered, spread, sum_rows
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.complex128, torch.int64]
 
@@ -59,3 +59,9 @@ def test_values_are_repeated_and_what_was_made_is_kept() -> None:
     assert memo.get("a", [1], make) is memo.get("a", [1], make)
     assert memo.get("a", [2], make) is not memo.get("b", [2], make)
     assert len(made) == 3
+    sizes = torch.tensor([2, 0, 1])
+    kept = memo.get("c", [1], make, [sizes])
+    assert memo.get("c", [1], make, [sizes.clone()]) is kept
+    assert memo.get("c", [1], make, [sizes + 1]) is not kept
+    assert memo.get("c", [1], make, [sizes[:2]]) is not kept
+    assert numbered(sizes, 3).tolist() == [0, 0, 2]

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 import torch
 
 from parallax.ops.specs import BagFeature, BagsSpec, TableSpec
-from parallax.runtime.exchange.grouping import Grouped, Memo, group, spread, starts_of, sum_rows
+from parallax.runtime.exchange.grouping import (
+    Grouped,
+    Memo,
+    group,
+    numbered,
+    spread,
+    starts_of,
+    sum_rows,
+)
 from parallax.runtime.exchange.row_ids import bad_row
 
 MANY_MORE = 0.5
@@ -111,10 +119,7 @@ class _Ids:
 
     def bag_of(self) -> torch.Tensor:
         """By id, its bag's number."""
-        device = self.ids.device
-        return torch.arange(len(self.sizes), device=device).repeat_interleave(
-            self.sizes, output_size=len(self.ids)
-        )
+        return numbered(self.sizes, len(self.ids))
 
 
 def _joined(parts: list[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
@@ -347,13 +352,13 @@ class BagRequests:
             asked: what was asked for.
             arrived: by link, the values that its owner sent: [values, width].
         """
-        result = []
-        for links in self.family.links_of:
+        result: dict[int, torch.Tensor] = {}
+        for lookup, links in enumerate(self.family.links_of):
             value = arrived[links.start]
             for link in links[1:]:
                 if asked.parts[link][1] is not None:
                     value.add_(arrived[link])
-            result.append(value)
+            result[lookup] = value
         distinct = asked.distinct
         if distinct.lookups:
             given = distinct.given
@@ -362,22 +367,23 @@ class BagRequests:
             sums = sum_rows(rows, distinct.grouped.positions(), starts_of(given.sizes))
             for lookup, value in zip(distinct.lookups, sums.split(given.bags), strict=True):
                 result[lookup] = value
-        means = [lookup for lookup, feature in enumerate(self.family.features) if feature.mean]
-        if means:
-            joined = torch.cat([result[lookup] for lookup in means])
-            divided = self._divided(asked.given.only(means), joined)
-            for lookup, value in zip(means, divided, strict=True):
-                result[lookup] = value
-        return result
+        self._divide(asked.given, result)
+        return list(result.values())
 
-    def _divided(self, given: _Ids, values: torch.Tensor) -> Sequence[torch.Tensor]:
-        """By lookup, means of bags from their sums, or gradients of the sums from the means'."""
-        numbers = [int(self.family.features[lookup].mean) for lookup in given.lookups]
-        if any(numbers):
-            mean = spread(numbers, given.bags, self.device)
-            values.div_(torch.where(mean > 0, given.sizes.clamp(min=1), 1).unsqueeze(1))
-        parts: Sequence[torch.Tensor] = values.split(given.bags)
-        return parts
+    def _divide(self, given: _Ids, values: dict[int, torch.Tensor]) -> None:
+        """Turn sums of bags into their means, or gradients of means into those of sums.
+
+        Args:
+            given: all lookups.
+            values: by lookup; those of means are replaced.
+        """
+        means = [lookup for lookup in values if self.family.features[lookup].mean]
+        if not means:
+            return
+        own = given.only(means)
+        joined = torch.cat([values[lookup] for lookup in means])
+        joined.div_(own.sizes.clamp(min=1).unsqueeze(1))
+        values.update(zip(means, joined.split(own.bags), strict=True))
 
     # -- Push -----------------------------------------------------------------------------
 
@@ -392,26 +398,28 @@ class BagRequests:
             gradients: of their bags.
             scale: what they are multiplied by.
         """
-        given = asked.given.only(lookups)
-        joined = torch.cat(list(gradients))
-        by_lookup = self._divided(given, joined.mul_(scale))
-        result = {
-            link: value
-            for lookup, value in zip(lookups, by_lookup, strict=True)
-            for link in self.family.links_of[lookup]
-        }
-        chosen = [lookup for lookup in asked.distinct.lookups if lookup in lookups]
+        values = dict(zip(lookups, gradients, strict=True))
+        self._divide(asked.given, values)
+        result: dict[int, torch.Tensor] = {}
+        chosen = [lookup for lookup in asked.distinct.lookups if lookup in values]
         if chosen:
             distinct = asked.distinct
             if chosen != distinct.lookups:
                 distinct = self._distinct(asked.given.only(chosen))
-            first = dict(zip(lookups, [0, *itertools.accumulate(given.bags)], strict=False))
-            own = distinct.given
-            before = [0, *itertools.accumulate(own.bags)]
-            skipped = [first[lookup] - n for lookup, n in zip(chosen, before, strict=False)]
-            bags = own.bag_of() + spread(skipped, own.counts, self.device)
-            parts = iter(distinct.grouped.sums(joined, bags).split(distinct.counts))
+            given = distinct.given
+            bags = self._memo.get("bags", given.bags, given.bag_of, [given.sizes])
+            joined = torch.cat([values.pop(lookup) for lookup in chosen])
+            sums = distinct.grouped.sums(joined, bags)
+            if scale != 1:
+                sums.mul_(scale)
+            parts = iter(sums.split(distinct.counts))
             for lookup in chosen:
                 for link in self.family.links_of[lookup]:
                     result[link] = next(parts)
+        rest: Sequence[torch.Tensor] = list(values.values())
+        if rest and scale != 1:
+            rest = torch._foreach_mul(rest, scale)
+        for lookup, value in zip(values, rest, strict=True):
+            for link in self.family.links_of[lookup]:
+                result[link] = value
         return result

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from parallax.runtime.exchange.bag_requests import Family
-from parallax.runtime.exchange.grouping import Grouped, Memo, group, spread, starts_of, sum_rows
+from parallax.runtime.exchange.grouping import Grouped, Memo, group, numbered, spread, starts_of, sum_rows
 
 
 @dataclass
@@ -95,11 +95,17 @@ class BagService:
 
     def _sums(self, served: Served, shards: Sequence[torch.Tensor]) -> list[Sequence[torch.Tensor]]:
         result: list[Sequence[torch.Tensor]] = []
-        starts = starts_of(served.sizes)
         totals = [sum(row) for row in served.counts]
         before = [0, *itertools.accumulate(totals)][:-1]
         values = [sum(row) for row in served.values]
-        starts = (starts - spread(before, values, self.device)).to(served.ids.dtype)
+        starts = self._memo.get(
+            "starts",
+            (before, values, served.ids.dtype),
+            lambda: (starts_of(served.sizes) - spread(before, values, self.device)).to(
+                served.ids.dtype
+            ),
+            [served.sizes],
+        )
         parts = zip(
             self.lookups, served.ids.split(totals), starts.split(values), served.values, strict=True
         )
@@ -128,13 +134,14 @@ class BagService:
         bases = [0, *itertools.accumulate(spans.values())]
         base_of = dict(zip(tables, bases, strict=False))
         first = [base_of[family.features[lookup].table] for lookup in lookups]
-        keys = ids + spread(first, [totals[place] for place in places], self.device)
+        own = [totals[place] for place in places]
+        firsts = self._memo.get("keys", (first, own), lambda: spread(first, own, self.device))
+        keys = ids + firsts
         grouped = group(keys, bases[-1])
         edges = self._memo.get("edges", bases, lambda: torch.tensor(bases, device=self.device))
         cuts = torch.searchsorted(grouped.keys, edges).tolist()
         rows = ids.index_select(0, grouped.first()).long()
-        value_of = torch.arange(len(sizes), device=self.device)
-        value_of = value_of.repeat_interleave(sizes, output_size=len(ids))
+        value_of = self._memo.get("values", lookups, lambda: numbered(sizes, len(ids)), [sizes])
         return _Rows(grouped, rows, tables, cuts, value_of)
 
     def aggregate(
