@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -39,6 +40,26 @@ def _count(node: Node) -> int:
     args = map_arg(node.args, value)
     kwargs = map_arg(node.kwargs, value)
     return size_of(_formula(node)(*args, **kwargs, out_val=node.meta.get("val"))) or 0
+
+
+def work_between(
+    nodes: Sequence[Node], order: Iterable[Node], counts: Mapping[Node, int]
+) -> list[int]:
+    """Operations that are computed from each of ``nodes`` to the next.
+
+    Args:
+        nodes: in their order.
+        order: all nodes of the graph in their order.
+        counts: operations by node.
+    """
+    wanted = set(nodes)
+    done: dict[Node, int] = {}
+    total = 0
+    for node in order:
+        total += counts.get(node, 0)
+        if node in wanted:
+            done[node] = total
+    return [done[later] - done[node] for node, later in pairwise(nodes)]
 
 
 def split_by_compute(

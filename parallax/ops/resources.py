@@ -145,13 +145,44 @@ def put_gradient(buckets: Any, index: int, gradient: torch.Tensor, piece: int = 
 
 @effect
 @fixed_sizes
-def wait_gradients(buckets: Any, changed: tuple[int, ...] = ()) -> list[torch.Tensor]:
+def wait_gradients(
+    buckets: Any, changed: tuple[int, ...] = (), late: tuple[int, ...] = ()
+) -> list[torch.Tensor | None]:
     """The aggregated dense gradients of a phase, after all workers agreed on it.
 
     ``changed`` says which of them the graph changes in place, or gives away: by their numbers.
+    ``late`` are those that a late update waits for: None in the result.
     """
-    result: list[torch.Tensor] = buckets.wait(changed)
+    result: list[torch.Tensor | None] = buckets.wait(changed, late)
     return result
+
+
+@effect
+@fixed_sizes
+def wait_late(
+    buckets: Any, entries: tuple[int, ...], changed: tuple[int, ...]
+) -> list[torch.Tensor]:
+    """As :func:`wait_gradients`, for the gradients of a late update alone."""
+    result: list[torch.Tensor] = buckets.wait_late(entries, changed)
+    return result
+
+
+@effect
+def settle(late: Any, number: int, changes: Sequence[torch.Tensor]) -> None:
+    """Finish an update that the step before has left, if it has: in front of the first use.
+
+    Args:
+        late: the runtime object of a :class:`parallax.ops.specs.LateSpec`.
+        number: of the update.
+        changes: the state that it changes.
+    """
+    late.settle(number)
+
+
+@effect
+def leave(late: Any, inputs: Sequence[Sequence[Any]]) -> None:
+    """Leave this step's late updates, by what each needs."""
+    late.leave(inputs)
 
 
 @effect

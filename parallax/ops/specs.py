@@ -266,6 +266,17 @@ class OwnSpec(MessageSpec, ABC):
         """
 
 
+@dataclass(frozen=True)
+class LateSpec:
+    """Updates that are finished in the step that follows.
+
+    Args:
+        messages: by update, the buckets that it waits for: by the name of their input, and number.
+    """
+
+    messages: tuple[tuple[tuple[str, int], ...], ...]
+
+
 ResourceSpec = (
     RowsSpec
     | BagsSpec
@@ -274,5 +285,6 @@ ResourceSpec = (
     | CombineSpec
     | RowIdsSpec
     | BatchNormsSpec
+    | LateSpec
     | MessageSpec
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from parallax.graph.step_graph import GraphInput, StepGraph
 from parallax.graph.torch_internals import expression
@@ -39,6 +39,8 @@ class WorkerGraph:
     """State leaves of which a worker holds only its rows, by name; also those the step creates."""
     views: dict[str, RowLayout] = field(default_factory=dict)
     """Variables held whole of which the worker updates its rows only."""
+    late: list[GraphModule] = field(default_factory=list)
+    """Updates that were left to the next step, in the order of their :class:`LateSpec`."""
 
 
 @dataclass

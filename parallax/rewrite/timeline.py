@@ -48,6 +48,8 @@ class _Reading:
     resources: Mapping[str, ResourceSpec]
     variables: Mapping[str, Variable]
     strategy: Strategy
+    updates: Sequence[Sequence[Computed]]
+    """By late update, what it computes."""
     items: list[Item] = field(default_factory=list)
     number: int = 0
     later: dict[Node, list[tuple[str, ...]]] = field(default_factory=dict)
@@ -63,6 +65,8 @@ class _Reading:
     """By bucket, the variables whose gradients are in it."""
     full: dict[Node, Counter[int]] = field(default_factory=dict)
     """By bucket, how many gradients it waits for."""
+    late: dict[tuple[str, int], list[int]] = field(default_factory=dict)
+    """By bucket that a late update waits for, the messages that it will start."""
 
     def work(
         self,
@@ -94,9 +98,19 @@ class _Reading:
         if operations or passed:
             self.items.append(Computed(operations, passed, 1, added=True))
 
-    def start(self, kind: Any, names: Sequence[str], share: float = 1.0) -> int:
+    def start(
+        self, kind: Any, names: Sequence[str], share: float = 1.0, number: int | None = None
+    ) -> int:
+        """
+        Args:
+            number: the message's, if something waits for it already.
+        """
+        number = self.next_number() if number is None else number
+        self.items.append(Started(number, kind, tuple(names), share))
+        return number
+
+    def next_number(self) -> int:
         self.number += 1
-        self.items.append(Started(self.number, kind, tuple(names), share))
         return self.number
 
     def exchange(self, kind: Any, names: Sequence[str]) -> None:
@@ -129,7 +143,11 @@ def timeline(
     places = [node for node in nodes if node.op == "placeholder"]
     specs = {n.name: spec for n, spec in zip(places, graph.resources, strict=False)}
     counts = operations(graph.step.graph)
-    reading = _Reading(specs, variables, strategy)
+    updates = [
+        [_computed(node, 0, touched) for node in late.graph.nodes if node.op == "call_function"]
+        for late in graph.late
+    ]
+    reading = _Reading(specs, variables, strategy, updates)
     for node in nodes:
         if node.op != "call_function":
             continue
@@ -250,16 +268,42 @@ def _put_gradient(reading: _Reading, node: Node, spec: Any) -> None:
     index: Any = node.args[1]
     entry = spec.entries[index]
     kind = facts(reading.strategy.variables[entry.name]).messages[0]
+    late = reading.late.get((resource.name, entry.bucket))
     if entry.pieces > 1:
-        numbers = reading.numbers.setdefault(resource, [])
-        numbers.append(reading.start(kind, [entry.name], 1 / entry.pieces))
+        _send(reading, resource, kind, [entry.name], late, 1 / entry.pieces)
         return
     if resource not in reading.full:
         reading.full[resource] = Counter(e.bucket for e in spec.entries)
     names = reading.put.setdefault((resource, entry.bucket), [])
     names.append(entry.name)
     if len(names) == reading.full[resource][entry.bucket]:
-        reading.numbers.setdefault(resource, []).append(reading.start(kind, names))
+        _send(reading, resource, kind, names, late)
+
+
+def _send(
+    reading: _Reading,
+    resource: Node,
+    kind: Any,
+    names: Sequence[str],
+    late: list[int] | None,
+    share: float = 1.0,
+) -> None:
+    if late is None:
+        number = reading.start(kind, names, share)
+        reading.numbers.setdefault(resource, []).append(number)
+    else:
+        reading.start(kind, names, share, late.pop(0))
+
+
+def _settle(reading: _Reading, node: Node, spec: Any) -> None:
+    """Wait for what the step before sent, under the numbers that this step's will have."""
+    update: Any = node.args[1]
+    for key in spec.messages[update]:
+        buckets: Any = reading.resources[key[0]]
+        pieces = max(entry.pieces for entry in buckets.entries if entry.bucket == key[1])
+        reading.late[key] = [reading.next_number() for _ in range(pieces)]
+        reading.items += [Awaited(number) for number in reading.late[key]]
+    reading.items += reading.updates[update]
 
 
 def _wait_gradients(reading: _Reading, node: Node, spec: Any) -> None:
@@ -310,6 +354,7 @@ _READERS: dict[Any, Callable[[_Reading, Node, Any], None]] = {
     ops.receive_bags: _receive,
     ops.put_gradient: _put_gradient,
     ops.wait_gradients: _wait_gradients,
+    ops.settle: _settle,
     ops.pull_values: _pull_values,
     ops.combine: _combine,
     ops.start: _start,

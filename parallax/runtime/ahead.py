@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from parallax.errors import BatchError
 from parallax.runtime.comm.control import Step, batch_weight
 from parallax.runtime.comm.world import World
+from parallax.runtime.late import LateUpdates
 from parallax.runtime.program import Program
 from parallax.runtime.programs import Programs
 from parallax.runtime.signature import STRUCTURE, Signature, SignatureReader
@@ -128,6 +129,11 @@ class Course:
         self._coming: deque[Announced] = deque()
         self.ids_came_ahead = False
         """Whether ids of the present step came with the step before."""
+        self.goes_on = False
+        """Whether the batch that comes after the present one is at hand."""
+        self.late_updates = False
+        """Whether a step may leave updates to the one that follows."""
+        self._unsettled: LateUpdates | None = None
 
     def over(self, batches: Iterable[Any]) -> Batches:
         """Batches that are read ahead, of which the next steps will be."""
@@ -164,6 +170,7 @@ class Course:
             present = Step.of(program.digest, number, batch_weight(flat))
         self.ids_came_ahead = present.told
         coming = [] if moving or self._batches is None else self._batches.after(flat)
+        self.goes_on = bool(coming)
         last = self._coming[-1].step if self._coming else present
         for distance in range(len(self._coming) + 1, len(coming) + 1):
             batch = coming[distance - 1]
@@ -206,6 +213,18 @@ class Course:
     def forget(self) -> None:
         """Nothing is announced any more: the step failed, on all workers."""
         self._coming.clear()
+
+    def end(self, program: Program) -> None:
+        """A program's step has run: finish its updates, if there is no step to leave them to."""
+        self._unsettled = program.late
+        if not (self.late_updates and self.goes_on):
+            self.settle()
+
+    def settle(self, program: Program | None = None) -> None:
+        """Finish the updates that a step has left, unless it is this program that runs next."""
+        if self._unsettled is not None and (program is None or self._unsettled is not program.late):
+            late, self._unsettled = self._unsettled, None
+            late.finish()
 
 
 def _announced(program: Program, number: int, flat: Sequence[Any]) -> Announced:

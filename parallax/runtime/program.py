@@ -14,6 +14,7 @@ from parallax.ops.specs import ResourceSpec
 from parallax.rewrite.ahead import IdsGraph, ids_graph
 from parallax.rewrite.region_graphs import Region
 from parallax.rewrite.regions import cut
+from parallax.runtime.late import LateUpdates
 from parallax.runtime.state.state_table import StateTable
 
 R = TypeVar("R", bound=torch.nn.Module)
@@ -43,6 +44,8 @@ class Program:
         self._specs = list(specs)
         self._state = state
         self._resources = list(resources)
+        self.late = next((one for one in resources if isinstance(one, LateUpdates)), None)
+        """Updates that a step can leave to the one that follows."""
         self._run: Callable[..., Any] = step.graph_module.forward
         self._bind()
 

@@ -23,19 +23,16 @@ from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
 from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import WorkerGraph
+from parallax.rewrite.late import defer_updates
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import computation_alone, timeline
 from parallax.runtime.ahead import Course
+from parallax.runtime.binding import bind
 from parallax.runtime.chief import strategy_of_chief
 from parallax.runtime.comm.control import StepControl, batch_weight
-from parallax.runtime.comm.texts import digest
 from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
-from parallax.runtime.compute.images import use_faster_layout
 from parallax.runtime.compute.kept_memory import keep_freed_memory
-from parallax.runtime.compute.patches import use_patches
-from parallax.runtime.compute.products import use_faster_products
-from parallax.runtime.compute.updates import group_updates
 from parallax.runtime.exchange.resources import ResourcePool
 from parallax.runtime.plan import GraphView, Pace, Plan, measured
 from parallax.runtime.predictions.expected import ExpectedStep
@@ -154,18 +151,21 @@ class Runner:
             PeerError: another worker failed.
         """
         if self._state.refresh_if_replaced():
+            self._course.settle()
             self._rebind()
         captures = self._captures
         began = time.perf_counter()
         self._pace.start(self._world.traffic.waited)
         signature, flat = self._signatures.read(batch, named)
         program = self._program(signature, batch, named)
+        self._course.settle(program)
         moving = self._partitions is not None and self._partitions.searching
         self._control.begin(self._course.begin(program, signature, flat, self._steps, moving))
         if self._profiler is not None:
             self._profiler.before()
         try:
             result = program.run(flat)
+            self._course.end(program)
         except BaseException:
             self._course.forget()
             raise
@@ -180,7 +180,7 @@ class Runner:
             self._search_partitions(self._partitions, time.perf_counter() - began)
         return result
 
-    def ahead(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def ahead(self, batches: Iterable[Any], late_updates: bool = False) -> Iterator[Any]:
         """The same batches, read before they are needed, so that ids travel a step ahead.
 
         While a step computes, the ids that the next one looks up are sent to the owners of their
@@ -195,13 +195,31 @@ class Runner:
         loop has changed or moved is run as without. All workers must use it alike: if one runs
         another batch in between, so must all.
 
+        With ``late_updates``, sums of dense gradients may still be under way when a step returns;
+        the next step finishes them, and updates by them, where it first uses the variable. No
+        number changes by that. But between two steps of the loop the model and its optimizer then
+        have dense values that are one update old: read :meth:`state_dict`, which finishes all, as
+        does the step of the last batch, or call :meth:`settle` first.
+
         Args:
             batches: one pass over this worker's data, such as a loader.
+            late_updates: see above.
 
         Returns:
             An iterator over them. The last one made is the one that counts.
         """
+        self._course.settle()
+        if late_updates != self._course.late_updates:
+            self._course.late_updates = late_updates
+            self._programs.clear()
         return self._course.over(batches)
+
+    def settle(self) -> None:
+        """Finish all updates of the steps that ran: what ``ahead(late_updates=True)`` leaves.
+
+        Each worker may call it when it needs to.
+        """
+        self._course.settle()
 
     def _search_partitions(self, partitions: Partitions, seconds: float) -> None:
         """Note how long a step took, and go on with another number of shards if it is time."""
@@ -217,6 +235,7 @@ class Runner:
     ) -> Program:
         program = self._programs.find(signature)
         if program is None:
+            self._course.settle()
             varying = self._programs.varying(signature)
             program = self._prepare(batch, named, varying)
             self._programs.add(signature, program, varying)
@@ -252,6 +271,8 @@ class Runner:
         # Of the captured step, which rewriting uses up.
         alone = computation_alone(analysis.step, variables) if network and speed else None
         rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers, first)
+        if self._course.late_updates and self.num_workers > 1:
+            defer_updates(rewritten, lambda entry: not entry.by_host or bool(self._world.host_sums))
         if network and speed and alone:
             items = timeline(rewritten, variables, strategy)
             self._expected = ExpectedStep(items, alone, strategy, network, speed)
@@ -288,20 +309,12 @@ class Runner:
         return description, analysis
 
     def _bind(self, rewritten: WorkerGraph, description: str) -> Program:
-        graph = rewritten.step.graph
-        changed = use_patches(graph) + use_faster_products(graph) + use_faster_layout(graph)
-        if changed + group_updates(graph):
-            rewritten.step.graph_module.recompile()
-        resources = [
-            self._resources.get(index, spec) for index, spec in enumerate(rewritten.resources)
-        ]
         for optimizer in self._objects.optimizers.values():
             # Schedulers look here to see that optimizer.step() comes before theirs: in the graph.
             optimizer._opt_called = True  # type: ignore[attr-defined]
         assert self._strategy is not None
-        identity = f"{description}\n{self._strategy.to_json()!r}\n{rewritten.resources}"
-        value = int(digest(identity), 16) & 0x7FFFFFFFFFFFFFFF
-        return Program(rewritten.step, self._state, resources, value, rewritten.resources)
+        alike = f"{description}\n{self._strategy.to_json()!r}"
+        return bind(rewritten, self._state, self._resources, alike)
 
     def _rebind(self) -> None:
         self._programs.rebind()
@@ -488,6 +501,7 @@ class Runner:
             tensors of the step by their names as well. With lossy encoders, what they keep is under
             ``parallax.encoders``, by variable.
         """
+        self._course.settle()
         return read_state(self._objects, self._state, self._world, self._resources.encoded)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -497,5 +511,6 @@ class Runner:
             CheckpointError: names, shapes or dtypes do not fit; all problems are listed, and
                 nothing was changed.
         """
+        self._course.settle()
         load_state(self._objects, self._state, state, self._resources.encoded)
         self._rebind()

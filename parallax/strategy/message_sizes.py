@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from parallax.cluster.network import Network
@@ -24,11 +25,16 @@ class MessageSizes:
         overlapped: bytes of dense gradients that are worth a message while the model computes.
         most: bytes of dense gradients that are sent in any case, so that adding up what came
             overlaps with what still travels.
+        least: bytes of dense gradients that travel as long as one more message costs.
+        per_byte: operations that take as long as such a byte travels while the model computes. As
+            it stands, on a link of 1 Gbit/s.
     """
 
     operations: int = 50_000_000
     overlapped: int = MEGA
     most: int = 8 * MEGA
+    least: int = MEGA // 4
+    per_byte: int = 800
 
     @classmethod
     def measured(cls, network: Network, speed: Speed, dense: float) -> MessageSizes:
@@ -54,11 +60,47 @@ class MessageSizes:
         bucket = _steps(overlapped / usual.overlapped, -2, 3)
         waiting = network.whole.exchange(0.0) * speed.operations / speed.crowding
         work = _steps(waiting / usual.operations, -2, 8)
+        least = _steps(latency / link / usual.least, -4, 4)
+        travelling = link / speed.progress * speed.operations / speed.crowding
+        per_byte = _steps(travelling / usual.per_byte, -4, 8)
         return cls(
             max(int(usual.operations * work), 1),
             int(usual.overlapped * bucket),
             int(usual.most * bucket),
+            int(usual.least * least),
+            max(int(usual.per_byte * per_byte), 1),
         )
+
+    def cuts(self, sent: Sequence[int], between: Sequence[int]) -> list[int]:
+        """Cut the last bucket, of which nothing is hidden, where a part of it can be.
+
+        What travels before the last gradient is known costs no more than one message. As much as
+        can is in the first part; the rest is cut in the same way.
+
+        Args:
+            sent: bytes of its gradients, in the order in which they are known.
+            between: operations that are computed from each of them to the next.
+
+        Returns:
+            By gradient, the number of its part, from 0.
+        """
+        result: list[int] = []
+        for part in range(len(sent)):
+            first = len(result)
+            end = next(
+                (
+                    end
+                    for end in range(len(sent) - 1, first, -1)
+                    if self._is_hidden(sum(sent[first:end]), sum(between[end - 1 :]))
+                ),
+                len(sent),
+            )
+            result += [part] * (end - first)
+        return result
+
+    def _is_hidden(self, size: int, left: int) -> bool:
+        """Whether so many bytes are worth a message and travel behind so many operations."""
+        return size >= self.least and left >= self.operations + size * self.per_byte
 
 
 def _steps(ratio: float, least: int, most: int) -> float:

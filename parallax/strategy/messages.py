@@ -16,7 +16,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.aliases import known_after
-from parallax.graph.compute import split_by_compute
+from parallax.graph.compute import split_by_compute, work_between
 from parallax.graph.variables import Analysis, Variable
 from parallax.strategy.cost import factor_bytes
 from parallax.strategy.data import Strategy, VariableStrategy
@@ -121,7 +121,7 @@ def _dense(
     filled: dict[object, tuple[int, int]] = {}
     number = -1
     for mark in marks:
-        name = str(mark.args[1])
+        name = _name(mark)
         variable, choice = analysis.variables[name], strategy.variables[name]
         pieces = choice.pieces
         if pieces == 1:
@@ -140,7 +140,19 @@ def _dense(
             group, size = number, 0
         filled[key] = (group, size + own)
         result[name] = (group, 1)
+    if marks and result[_name(marks[-1])][1] == 1:
+        last = [mark for mark in marks if result[_name(mark)] == result[_name(marks[-1])]]
+        names = [_name(mark) for mark in last]
+        sent = [_dense_bytes(analysis.variables[n], strategy.variables[n]) for n in names]
+        between = work_between([known[mark] for mark in last], order, counts)
+        for name, count in zip(names, sizes.cuts(sent, between), strict=True):
+            if count:
+                result[name] = (number + count, 1)
     return result
+
+
+def _name(mark: Node) -> str:
+    return str(mark.args[1])
 
 
 def is_own_product(mark: Node, known: Node) -> bool:

@@ -63,7 +63,8 @@ class Started:
 
 @dataclass(frozen=True)
 class Awaited:
-    """Nothing goes on before this message has arrived."""
+    """Nothing goes on before this message has arrived; where that starts later in the timeline,
+    before the one that started in the step before has."""
 
     number: int
 
@@ -156,7 +157,7 @@ def predict(
     computation: float | None = None,
     alone: Computed | None = None,
 ) -> StepTime:
-    """Play a timeline.
+    """Play a timeline; one of many steps, where a step waits for messages of the one before.
 
     Args:
         items: the timeline.
@@ -178,8 +179,12 @@ def predict(
     arrives: dict[int, float] = {}
     lanes: dict[bool, list[float]] = {}  # of each process group, until when they are
     taken: dict[int, float] = {}  # by owner, until when its link is
-    for item in items:
-        if isinstance(item, Computed):
+    before = StepTime(0.0, 0.0, 0.0)
+    played = [*items, None, *items] if _goes_on(items) else items
+    for item in played:
+        if item is None:
+            before = StepTime(clock, computing, messages)
+        elif isinstance(item, Computed):
             rest = speed.rest(item) if item.added else 0.0
             took = (parts[id(item)] - rest) * scale + rest * rest_scale
             # What messages in the background took of the processor.
@@ -208,11 +213,23 @@ def predict(
             messages += latency + occupied
             owed += message.working(network) * speed.borrowed
         else:
-            waited = max(arrives[item.number] - moved, 0.0)
+            # In the first of two steps, what it would wait for was not sent.
+            waited = max(arrives.get(item.number, 0.0) - moved, 0.0)
             owed = max(owed - waited, 0.0)
             clock += waited
             moved += waited
-    return StepTime(clock, computing, messages)
+    return StepTime(clock - before.step, computing - before.computation, messages - before.messages)
+
+
+def _goes_on(items: Iterable[Item]) -> bool:
+    """Whether a step waits for messages of the one before."""
+    started: set[int] = set()
+    for item in items:
+        if isinstance(item, Started):
+            started.add(item.number)
+        elif isinstance(item, Awaited) and item.number not in started:
+            return True
+    return False
 
 
 def with_ids_ahead(items: Sequence[Item]) -> tuple[Item, ...]:

@@ -201,7 +201,15 @@ class StepControl:
             RowIdError: a worker looks up a row that does not exist.
             BatchError: every worker's batch is empty.
         """
-        values = [round(v) for v in words.tolist()]
+        self._set_total(self.agreed(words))
+
+    def agreed(self, words: torch.Tensor) -> int:
+        """The rows of all workers' batches, by the sums of a step that need not be the present.
+
+        Raises:
+            DisagreementError, RowIdError: as :meth:`check_floats`.
+        """
+        values: list[int] = [round(v) for v in words.tolist()]
         size = self.world.size
         if values[17] != size or any(
             values[i] * values[i] != size * values[8 + i] for i in range(8)
@@ -209,7 +217,7 @@ class StepControl:
             raise self._differs(None)
         if values[18]:
             raise self._failed()
-        self._set_total(values[16])
+        return values[16]
 
     @property
     def scale(self) -> float:
@@ -219,7 +227,11 @@ class StepControl:
     @property
     def correction(self) -> float:
         """What the sum is multiplied by afterwards; 1 when all batches had the usual size."""
-        return self.usual_weight * self.world.size / self.total
+        return self.correction_for(self.total)
+
+    def correction_for(self, total: int) -> float:
+        """As :attr:`correction`, of a step with so many rows in all workers' batches."""
+        return self.usual_weight * self.world.size / total
 
     @property
     def is_empty(self) -> bool:

@@ -416,9 +416,9 @@ class BagRequests:
             for lookup in chosen:
                 for link in self.family.links_of[lookup]:
                     result[link] = next(parts)
-        rest: Sequence[torch.Tensor] = list(values.values())
+        rest = list(values.values())
         if rest and scale != 1:
-            rest = torch._foreach_mul(rest, scale)
+            rest = list(torch._foreach_mul(rest, scale))
         for lookup, value in zip(values, rest, strict=True):
             for link in self.family.links_of[lookup]:
                 result[link] = value

@@ -9,7 +9,15 @@ from dataclasses import dataclass, field
 import torch
 
 from parallax.runtime.exchange.bag_requests import Family
-from parallax.runtime.exchange.grouping import Grouped, Memo, group, numbered, spread, starts_of, sum_rows
+from parallax.runtime.exchange.grouping import (
+    Grouped,
+    Memo,
+    group,
+    numbered,
+    spread,
+    starts_of,
+    sum_rows,
+)
 
 
 @dataclass

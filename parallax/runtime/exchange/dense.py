@@ -1,4 +1,4 @@
-"""Dense gradients in buckets, values of owners, and reductions over shards."""
+"""Dense gradients in buckets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from parallax.errors import UnsupportedError
-from parallax.ops.specs import BucketEntry, BucketsSpec, CombineSpec, PullSpec, ReductionSpec
+from parallax.ops.specs import BucketEntry, BucketsSpec
 from parallax.runtime.comm.background import Later
 from parallax.runtime.comm.control import FLOATS, StepControl
 from parallax.runtime.comm.host_sums import HostArea, HostSum
@@ -305,18 +305,13 @@ class Buckets:
             bucket.buffer, bucket.received, even, even, "dense: sum", "host dense"
         ).wait()
 
-    def wait(self, changed: Sequence[int] = ()) -> list[torch.Tensor]:
+    def wait(
+        self, changed: Sequence[int] = (), late: Sequence[int] = ()
+    ) -> list[torch.Tensor | None]:
         """See :func:`parallax.ops.resources.wait_gradients`."""
-        if self.world.host_sums is not None:
-            self.world.host_sums.wait([b.sum for b in self._buckets if b.sum is not None])
-        for bucket in self._buckets:
-            if bucket.sum is not None:
-                continue
-            assert bucket.pending is not None
-            bucket.pending.wait()
-            bucket.pending = None
-            if bucket.by_host:
-                self._finish_by_host(bucket)
+        left = {id(bucket) for bucket in self._of(late)}
+        buckets = [bucket for bucket in self._buckets if id(bucket) not in left]
+        self._arrive(buckets)
         # In the order in which they were full, as early ones.
         for message in range(1, max((e.messages for e in self._full), default=1)):
             for encoded in self._full:
@@ -324,7 +319,48 @@ class Buckets:
         self._full.clear()
         for encoded in self._encoded:
             encoded.finish()
-        for bucket in self._buckets:
+        words = [bucket.result[-FLOATS:] for bucket in buckets if bucket.has_words]
+        for sums in (*words, *(encoded.words() for encoded in self._encoded)):
+            self.control.check_floats(sums)
+        for encoded in self._encoded:
+            encoded.commit()
+        correction = self.control.correction
+        self._correct([*buckets, *self._encoded], correction)
+        return [
+            None if index in late else self._gradient(index, index in changed, correction)
+            for index in range(len(self.spec.entries))
+        ]
+
+    def wait_late(self, entries: Sequence[int], changed: Sequence[int]) -> list[torch.Tensor]:
+        """See :func:`parallax.ops.resources.wait_late`."""
+        buckets = self._of(entries)
+        self._arrive(buckets)
+        # The control words are those of the present step: these sums are of the one before.
+        totals = [
+            self.control.agreed(bucket.result[-FLOATS:]) for bucket in buckets if bucket.has_words
+        ]
+        correction = self.control.correction_for(totals[0])
+        self._correct(buckets, correction)
+        return [self._gradient(index, index in changed, correction) for index in entries]
+
+    def _of(self, entries: Sequence[int]) -> list[_Bucket]:
+        """The buckets that gradients are in."""
+        found = {id(bucket): bucket for index in entries for bucket, _ in self._places[index]}
+        return list(found.values())
+
+    def _arrive(self, buckets: Sequence[_Bucket]) -> None:
+        """Wait for the sums of buckets."""
+        if self.world.host_sums is not None:
+            self.world.host_sums.wait([b.sum for b in buckets if b.sum is not None])
+        for bucket in buckets:
+            if bucket.sum is not None:
+                continue
+            assert bucket.pending is not None
+            bucket.pending.wait()
+            bucket.pending = None
+            if bucket.by_host:
+                self._finish_by_host(bucket)
+        for bucket in buckets:
             if self.spec.owners:
                 own = bucket.segments[self.world.rank]
                 bucket.result = bucket.received.view(self.world.size, own).sum(0)
@@ -333,23 +369,16 @@ class Buckets:
                 bucket.result = bucket.buffer
             else:
                 bucket.result = bucket.buffer if bucket.sum is None else bucket.sum.result
-            if bucket.has_words:
-                self.control.check_floats(bucket.result[-FLOATS:])
-        for encoded in self._encoded:
-            self.control.check_floats(encoded.words())
-        for encoded in self._encoded:
-            encoded.commit()
-        buckets: list[_Bucket | EncodedBucket] = [*self._buckets, *self._encoded]
-        for any_bucket in buckets:
-            others_read = isinstance(any_bucket, _Bucket) and any_bucket.sum is not None
-            if any_bucket.average and self.control.correction != 1.0 and not others_read:
-                any_bucket.result.mul_(self.control.correction)
-        to_change = set(changed)
-        return [
-            self._gradient(index, index in to_change) for index in range(len(self.spec.entries))
-        ]
 
-    def _gradient(self, index: int, changed: bool) -> torch.Tensor:
+    @staticmethod
+    def _correct(buckets: Sequence[_Bucket | EncodedBucket], correction: float) -> None:
+        """Weigh means over uneven batches; what others read is weighed where it is handed on."""
+        for bucket in buckets:
+            others_read = isinstance(bucket, _Bucket) and bucket.sum is not None
+            if bucket.average and correction != 1.0 and not others_read:
+                bucket.result.mul_(correction)
+
+    def _gradient(self, index: int, changed: bool, correction: float) -> torch.Tensor:
         entry = self.spec.entries[index]
         if index in self._encoded_places:
             encoded, number = self._encoded_places[index]
@@ -367,12 +396,14 @@ class Buckets:
             base, shape = places[0][0], entry.rows_first
         gradient = result[base : base + math.prod(shape)].view(shape)
         if bucket.sum is not None:
-            gradient = self._for_us(index, gradient, changed)
+            gradient = self._for_us(index, gradient, changed, correction)
         return _as(gradient.movedim(0, entry.axis) if entry.axis else gradient, entry.dtype)
 
-    def _for_us(self, index: int, gradient: torch.Tensor, changed: bool) -> torch.Tensor:
+    def _for_us(
+        self, index: int, gradient: torch.Tensor, changed: bool, correction: float
+    ) -> torch.Tensor:
         """Of a sum that others read too: itself, or one of our own, if it is to change."""
-        correction = self.control.correction if self.spec.entries[index].average else 1.0
+        correction = correction if self.spec.entries[index].average else 1.0
         if correction == 1.0 and not changed:
             return gradient
         if index not in self._own:
@@ -382,86 +413,3 @@ class Buckets:
 
 def _as(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return gradient if gradient.dtype is dtype else gradient.to(dtype)
-
-
-class ValuePull:
-    """The runtime of one :class:`PullSpec`: owners send new values to all, (N-1)b/N each."""
-
-    def __init__(self, spec: PullSpec, world: World) -> None:
-        self.spec = spec
-        self.world = world
-        self._kept: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
-        """By type, what is sent and what is received: new memory would cost as much as a copy."""
-
-    def run(self, values: Sequence[torch.Tensor]) -> None:
-        """See :func:`parallax.ops.resources.pull_values`."""
-        for dtype in dict.fromkeys(self.spec.dtypes):
-            own = [i for i, kind in enumerate(self.spec.dtypes) if kind is dtype]
-            rows_first = [values[i].detach().movedim(self.spec.axes[i], 0) for i in own]
-            self._run(rows_first, [self.spec.owners[i] for i in own])
-
-    def _run(self, values: list[torch.Tensor], owners: list[tuple[tuple[int, int], ...]]) -> None:
-        size, rank = self.world.size, self.world.rank
-        sizes = [
-            [
-                (ranges[w][1] - ranges[w][0]) * math.prod(value.shape[1:])
-                for value, ranges in zip(values, owners, strict=True)
-            ]
-            for w in range(size)
-        ]
-        mine = torch.cat(
-            [v[r[rank][0] : r[rank][1]].reshape(-1) for v, r in zip(values, owners, strict=True)]
-        )
-        totals = [sum(row) for row in sizes]
-        if mine.dtype not in self._kept:
-            self._kept[mine.dtype] = mine.new_empty(size * len(mine)), mine.new_empty(sum(totals))
-        sent, received = self._kept[mine.dtype]
-        sent.view(size, -1).copy_(mine)
-        self.world.all_to_all(received, sent, totals, [len(mine)] * size, "dense: pull").wait()
-        parts = iter(received.split([count for row in sizes for count in row]))
-        for worker in range(size):
-            for value, ranges in zip(values, owners, strict=True):
-                part = next(parts)
-                first, last = ranges[worker]
-                if worker != rank and last > first:
-                    value[first:last].copy_(part.view(last - first, *value.shape[1:]))
-
-
-class Combiner:
-    """The runtime of one :class:`CombineSpec`: partial reductions, combined by all alike.
-
-    All partial values are gathered (8 bytes each) and combined by every worker in worker order:
-    equal results everywhere, and a NaN stays a NaN, which a MAX reduction would drop.
-    """
-
-    def __init__(self, spec: CombineSpec, world: World) -> None:
-        self.spec = spec
-        self.world = world
-
-    def run(self, values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """See :func:`parallax.ops.resources.combine`."""
-        parts = torch.stack(list(values))
-        gathered = torch.empty(
-            self.world.size * len(parts), dtype=torch.float64, device=parts.device
-        )
-        self.world.all_gather(gathered, parts, "norms").wait()
-        table = gathered.view(self.world.size, -1)
-        return [
-            _combined(table[:, i], spec).to(spec.dtype)
-            for i, spec in enumerate(self.spec.reductions)
-        ]
-
-
-def _combined(parts: torch.Tensor, spec: ReductionSpec) -> torch.Tensor:
-    if spec.kind == "sum":
-        return parts.sum()
-    if spec.kind == "mean":
-        return parts.sum() / spec.elements
-    if spec.kind == "amax" or (spec.kind == "norm" and spec.order == math.inf):
-        return parts.amax()
-    if spec.kind == "amin" or (spec.kind == "norm" and spec.order == -math.inf):
-        return parts.amin()
-    if spec.order == 0:
-        return parts.sum()
-    norm: torch.Tensor = torch.linalg.vector_norm(parts, spec.order)
-    return norm

@@ -124,9 +124,7 @@ def spread(values: Sequence[int], counts: Sequence[int], device: torch.device) -
 
 def numbered(sizes: torch.Tensor, total: int) -> torch.Tensor:
     """By item, the number of its part, where parts of these sizes follow one another: [total]."""
-    return torch.arange(len(sizes), device=sizes.device).repeat_interleave(
-        sizes, output_size=total
-    )
+    return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes, output_size=total)
 
 
 def starts_of(sizes: torch.Tensor) -> torch.Tensor:

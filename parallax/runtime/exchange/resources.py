@@ -22,12 +22,13 @@ from parallax.runtime.comm.world import World
 from parallax.runtime.encoded.pool import EncodedBuckets
 from parallax.runtime.exchange.bags import BagExchange
 from parallax.runtime.exchange.batch_norms import BatchNorms
-from parallax.runtime.exchange.dense import Buckets, Combiner, ValuePull
+from parallax.runtime.exchange.combine import Combiner
+from parallax.runtime.exchange.dense import Buckets
 from parallax.runtime.exchange.factors import FactorExchange
 from parallax.runtime.exchange.row_ids import RowIdCheck
 from parallax.runtime.exchange.rows import RowExchange
 from parallax.runtime.exchange.rows_by_host import HostRowExchange
-from parallax.runtime.exchange.values import ValueGather
+from parallax.runtime.exchange.values import ValueGather, ValuePull
 
 
 class ResourcePool:
@@ -66,7 +67,7 @@ class ResourcePool:
             return BatchNorms(spec, self._world)
         if isinstance(spec, RowIdsSpec):
             return RowIdCheck(spec, self._control)
-        assert isinstance(spec, CombineSpec)
+        assert isinstance(spec, CombineSpec)  # a LateSpec's object belongs to one program
         return Combiner(spec, self._world)
 
     def exchanges(self) -> list[RowExchange | BagExchange]:

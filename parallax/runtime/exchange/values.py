@@ -1,4 +1,4 @@
-"""Scattered variables: gathered from the workers that have their rows, while the model computes."""
+"""Values of variables that other workers have: gathered, or sent by their owners."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from parallax.ops.specs import PullSpec
 from parallax.ops.values import GatherSpec
 from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
@@ -73,3 +74,46 @@ class ValueGather:
                 spec.shapes[place], dtype=spec.dtypes[place], device=self.world.device
             )
         return self._wholes[place]
+
+
+class ValuePull:
+    """The runtime of one :class:`PullSpec`: owners send new values to all, (N-1)b/N each."""
+
+    def __init__(self, spec: PullSpec, world: World) -> None:
+        self.spec = spec
+        self.world = world
+        self._kept: dict[torch.dtype, tuple[torch.Tensor, torch.Tensor]] = {}
+        """By type, what is sent and what is received: new memory would cost as much as a copy."""
+
+    def run(self, values: Sequence[torch.Tensor]) -> None:
+        """See :func:`parallax.ops.resources.pull_values`."""
+        for dtype in dict.fromkeys(self.spec.dtypes):
+            own = [i for i, kind in enumerate(self.spec.dtypes) if kind is dtype]
+            rows_first = [values[i].detach().movedim(self.spec.axes[i], 0) for i in own]
+            self._run(rows_first, [self.spec.owners[i] for i in own])
+
+    def _run(self, values: list[torch.Tensor], owners: list[tuple[tuple[int, int], ...]]) -> None:
+        size, rank = self.world.size, self.world.rank
+        sizes = [
+            [
+                (ranges[w][1] - ranges[w][0]) * math.prod(value.shape[1:])
+                for value, ranges in zip(values, owners, strict=True)
+            ]
+            for w in range(size)
+        ]
+        mine = torch.cat(
+            [v[r[rank][0] : r[rank][1]].reshape(-1) for v, r in zip(values, owners, strict=True)]
+        )
+        totals = [sum(row) for row in sizes]
+        if mine.dtype not in self._kept:
+            self._kept[mine.dtype] = mine.new_empty(size * len(mine)), mine.new_empty(sum(totals))
+        sent, received = self._kept[mine.dtype]
+        sent.view(size, -1).copy_(mine)
+        self.world.all_to_all(received, sent, totals, [len(mine)] * size, "dense: pull").wait()
+        parts = iter(received.split([count for row in sizes for count in row]))
+        for worker in range(size):
+            for value, ranges in zip(values, owners, strict=True):
+                part = next(parts)
+                first, last = ranges[worker]
+                if worker != rank and last > first:
+                    value[first:last].copy_(part.view(last - first, *value.shape[1:]))

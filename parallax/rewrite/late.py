@@ -1,0 +1,308 @@
+"""Take out of a worker's graph the updates that can be finished in the step that follows.
+
+An update by a sum of gradients can wait until its variable is next used: until then the sum is
+under way while the next step looks up its rows and computes with other variables (ByteScheduler and
+DeAR go across the border of a step so). A *late update* is what follows from the gradients of some
+buckets and from nothing that is exchanged later: it waits for them, and changes state. In the step
+it is left at the end, and settled in front of the first operation that has to do with what it
+changes.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from parallax.graph.aliases import memory_of
+from parallax.graph.cleanup import is_effect, remove_dead
+from parallax.graph.operations import is_random, is_view, is_write, written_inputs
+from parallax.graph.step_graph import GraphInput
+from parallax.ops.resources import (
+    leave,
+    pull_bags,
+    pull_rows,
+    put_gradient,
+    settle,
+    unique_rows,
+    wait_gradients,
+    wait_late,
+)
+from parallax.ops.specs import BucketEntry, BucketsSpec, LateSpec
+from parallax.rewrite.context import WorkerGraph
+
+_ASKING = (pull_rows, pull_bags, unique_rows)
+"""What tells all workers, in front of a step's updates, whether they agree on it."""
+
+
+@dataclass
+class _Update:
+    """Buckets, and what follows from their gradients."""
+
+    buckets: set[tuple[Node, int]]
+    """By their wait, and number."""
+    nodes: set[Node]
+    possible: bool
+    gradients: list[Node] = field(default_factory=list)
+
+
+def defer_updates(result: WorkerGraph, may_wait: Callable[[BucketEntry], bool]) -> None:
+    """Leave to the next step what can be left to it.
+
+    Args:
+        result: a worker's graph, which is changed; ``result.late`` gets the updates.
+        may_wait: whether the sum of a gradient can be awaited while other workers do something
+            else.
+    """
+    graph = result.step.graph
+    resources = result.step.placeholders()[: len(result.resources)]
+    specs = dict(zip(resources, result.resources, strict=True))
+    waits = [node for node in graph.nodes if node.target is wait_gradients]
+    found = _Reading(result).updates(
+        [(wait, spec) for wait in waits if isinstance(spec := specs[_resource(wait)], BucketsSpec)],
+        may_wait,
+    )
+    if not found:
+        return
+    with graph.inserting_after(resources[-1]):
+        late = graph.placeholder(f"late_{len(resources)}")
+    taken = [_take(result, update, specs) for update in found]
+    last = next(reversed(graph.nodes))
+    for number, one in enumerate(taken):
+        first = _first_touch(graph, one, last)
+        with graph.inserting_before(first):
+            graph.call_function(settle, (late, number, [*one.changes]))
+    with graph.inserting_before(last):
+        graph.call_function(leave, (late, [one.inputs for one in taken]))
+    result.resources.append(LateSpec(tuple(one.messages for one in taken)))
+    result.late = [one.module for one in taken]
+    remove_dead(graph)
+    graph.lint()
+    result.step.graph_module.recompile()
+
+
+def _resource(wait: Node) -> Node:
+    resource = wait.args[0]
+    assert isinstance(resource, Node)
+    return resource
+
+
+# -- Which can wait -----------------------------------------------------------------------------
+
+
+class _Reading:
+    """What is known of a graph before anything is taken out of it."""
+
+    def __init__(self, result: WorkerGraph) -> None:
+        step = result.step
+        self.nodes = list(step.graph.nodes)
+        self.order = {node: place for place, node in enumerate(self.nodes)}
+        self.inputs: dict[Node, GraphInput] = dict(
+            zip(step.own_placeholders(), step.inputs, strict=True)
+        )
+        self.guarded = {name for guard in step.guards for name in guard.inputs}
+        self.touched: dict[Node, list[Node]] = defaultdict(list)
+        """By memory, what reads or changes it."""
+        self.written: dict[Node, set[Node]] = {}
+        """By node, the memory that it changes."""
+        for node in self.nodes:
+            for memory in {memory_of(source) for source in node.all_input_nodes}:
+                self.touched[memory].append(node)
+            self.written[node] = {memory_of(source) for source in written_inputs(node)}
+
+    def updates(
+        self,
+        waits: Sequence[tuple[Node, BucketsSpec]],
+        may_wait: Callable[[BucketEntry], bool],
+    ) -> list[_Update]:
+        found: list[_Update] = []
+        for wait, spec in waits:
+            for number in dict.fromkeys(entry.bucket for entry in spec.entries):
+                found.append(self._update(wait, spec, number, may_wait))
+        found = [update for update in _apart(found) if update.possible and update.nodes]
+        if not any(node.target in _ASKING for node in self.nodes):
+            # The bucket that is full last tells whether all workers agree on the step.
+            last = self._last_put(waits)
+            found = [update for update in found if last not in update.buckets]
+        return found
+
+    def _update(
+        self,
+        wait: Node,
+        spec: BucketsSpec,
+        number: int,
+        may_wait: Callable[[BucketEntry], bool],
+    ) -> _Update:
+        places = [i for i, entry in enumerate(spec.entries) if entry.bucket == number]
+        gradients = [
+            user
+            for user in wait.users
+            if user.target is operator.getitem and user.args[1] in places
+        ]
+        possible = not spec.owners and all(
+            spec.entries[i].encoder == "none" and may_wait(spec.entries[i]) for i in places
+        )
+        nodes = self._following(gradients)
+        return _Update({(wait, number)}, nodes, possible and self._can_wait(nodes), gradients)
+
+    def _following(self, gradients: Iterable[Node]) -> set[Node]:
+        """What has to do with gradients, or with what was changed by them."""
+        found: set[Node] = set()
+        queue = list(gradients)
+        while queue:
+            node = queue.pop()
+            if node in found:
+                continue
+            found.add(node)
+            queue += node.users
+            for memory in self.written[node]:
+                queue += [n for n in self.touched[memory] if self.order[n] > self.order[node]]
+        return found
+
+    def _can_wait(self, nodes: Collection[Node]) -> bool:
+        return all(self._is_own(node) for node in nodes) and not any(
+            self._is_changed_later(memory, nodes)
+            for memory in {memory_of(source) for node in nodes for source in node.all_input_nodes}
+        )
+
+    def _is_own(self, node: Node) -> bool:
+        """Whether nothing but the state of this worker comes of a node."""
+        if node.op != "call_function" or is_random(node):
+            return False
+        if is_effect(node) and not isinstance(node.target, torch._ops.OpOverload):
+            return False
+        for memory in self.written[node]:
+            if memory.op == "placeholder":
+                item = self.inputs.get(memory)
+                if item is None or item.kind != "state" or item.name in self.guarded:
+                    return False
+        return True
+
+    def _is_changed_later(self, memory: Node, nodes: Collection[Node]) -> bool:
+        """Whether what is read here is changed by others after it was read."""
+        touching = self.touched[memory]
+        read = min((self.order[n] for n in touching if n in nodes), default=math.inf)
+        return any(
+            self.order[node] > read and memory in self.written[node]
+            for node in touching
+            if node not in nodes
+        )
+
+    def _last_put(self, waits: Sequence[tuple[Node, BucketsSpec]]) -> tuple[Node, int] | None:
+        by_resource = {_resource(wait): (wait, spec) for wait, spec in waits}
+        for node in reversed(self.nodes):
+            if node.target is put_gradient and node.args[0] in by_resource:
+                wait, spec = by_resource[node.args[0]]
+                index: Any = node.args[1]
+                return wait, spec.entries[index].bucket
+        return None
+
+
+def _apart(updates: Sequence[_Update]) -> list[_Update]:
+    """Updates that have operations in common are one: possible if all of them are."""
+    result: list[_Update] = []
+    for update in updates:
+        alike = [other for other in result if other.nodes & update.nodes]
+        for other in alike:
+            update = _Update(
+                update.buckets | other.buckets,
+                update.nodes | other.nodes,
+                update.possible and other.possible,
+                [*other.gradients, *update.gradients],
+            )
+        result = [other for other in result if other not in alike] + [update]
+    return result
+
+
+# -- Taken out ----------------------------------------------------------------------------------
+
+
+@dataclass
+class _Taken:
+    """An update as a graph of its own."""
+
+    module: GraphModule
+    inputs: list[Node]
+    """What it needs of the step."""
+    changes: dict[Node, None]
+    """State that it changes."""
+    reads: set[Node]
+    messages: tuple[tuple[str, int], ...]
+    """The buckets that it waits for: by resource, and number."""
+
+
+def _take(result: WorkerGraph, update: _Update, specs: dict[Node, Any]) -> _Taken:
+    graph = result.step.graph
+    own = Graph()
+    copies: dict[Node, Node] = {}
+
+    def given(node: Node) -> Node:
+        if node not in copies:
+            # Inputs come before what is computed.
+            with own.inserting_before(computed[0] if computed else None):
+                copies[node] = own.placeholder(node.name)
+            copies[node].meta.update(node.meta)
+            inputs.append(node)
+        return copies[node]
+
+    inputs: list[Node] = []
+    computed: list[Node] = []
+    changes: dict[Node, None] = {}
+    reads: set[Node] = set()
+    ordered = [node for node in graph.nodes if node in update.nodes]
+    for wait in dict.fromkeys(wait for wait, _ in update.buckets):
+        numbers = {number for other, number in update.buckets if other is wait}
+        spec = specs[_resource(wait)]
+        places = [i for i, entry in enumerate(spec.entries) if entry.bucket in numbers]
+        changed = wait.args[1] if len(wait.args) > 1 else ()
+        resource = given(_resource(wait))
+        kept = tuple(i for i in places if i in changed)  # type: ignore[operator]
+        sums = own.call_function(wait_late, (resource, tuple(places), kept))
+        computed.append(sums)
+        for gradient in update.gradients:
+            if gradient.args[0] is wait:
+                place = places.index(gradient.args[1])  # type: ignore[arg-type]
+                copies[gradient] = own.call_function(operator.getitem, (sums, place))
+                copies[gradient].meta.update(gradient.meta)
+        earlier = wait.args[2] if len(wait.args) > 2 else ()
+        wait.args = (wait.args[0], changed, (*earlier, *places))  # type: ignore[misc]
+    for node in ordered:
+        for source in node.all_input_nodes:
+            if source not in update.nodes:
+                reads.add(memory_of(source))
+        for source in written_inputs(node):
+            if memory_of(source).op == "placeholder":
+                changes[memory_of(source)] = None
+        if node not in copies:
+            copies[node] = own.node_copy(node, given)
+            computed.append(copies[node])
+    own.output(())
+    for node in reversed(ordered):
+        graph.erase_node(node)
+    messages = sorted((_resource(wait).name, number) for wait, number in update.buckets)
+    module = GraphModule(result.step.graph_module, own)
+    return _Taken(module, inputs, changes, reads, tuple(messages))
+
+
+def _first_touch(graph: Graph, update: _Taken, last: Node) -> Node:
+    """The first node before which an update must be complete."""
+    node: Node
+    for node in graph.nodes:
+        is_torch = isinstance(node.target, torch._ops.OpOverload)
+        if node.op != "call_function" or (is_torch and is_view(node) and not is_write(node)):
+            continue
+        memory = {memory_of(source) for source in node.all_input_nodes}
+        if memory & update.changes.keys():
+            return node
+        changed = {memory_of(source) for source in written_inputs(node)}
+        if not is_torch and is_effect(node):
+            changed = memory
+        if changed & update.reads:
+            return node
+    return last

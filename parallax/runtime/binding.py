@@ -1,0 +1,41 @@
+"""A worker's graph made ready to run: computed the fastest way, with the runtime it asks for."""
+
+from __future__ import annotations
+
+from parallax.ops.specs import LateSpec
+from parallax.rewrite.context import WorkerGraph
+from parallax.runtime.comm.texts import digest
+from parallax.runtime.compute.images import use_faster_layout
+from parallax.runtime.compute.patches import use_patches
+from parallax.runtime.compute.products import use_faster_products
+from parallax.runtime.compute.updates import group_updates
+from parallax.runtime.exchange.resources import ResourcePool
+from parallax.runtime.late import LateUpdates
+from parallax.runtime.program import Program
+from parallax.runtime.state.state_table import StateTable
+
+
+def bind(
+    rewritten: WorkerGraph, state: StateTable, pool: ResourcePool, description: str
+) -> Program:
+    """The program of a rewritten graph, which is used up.
+
+    Args:
+        rewritten: this worker's graph.
+        state: what it reads and writes.
+        pool: objects of the runtime, which programs share.
+        description: of everything else that all workers must be running alike.
+    """
+    graph = rewritten.step.graph
+    changed = use_patches(graph) + use_faster_products(graph) + use_faster_layout(graph)
+    if changed + group_updates(graph):
+        rewritten.step.graph_module.recompile()
+    for update in rewritten.late:
+        if group_updates(update.graph):
+            update.recompile()
+    resources = [
+        LateUpdates(rewritten.late) if isinstance(spec, LateSpec) else pool.get(index, spec)
+        for index, spec in enumerate(rewritten.resources)
+    ]
+    value = int(digest(f"{description}\n{rewritten.resources}"), 16) & 0x7FFFFFFFFFFFFFFF
+    return Program(rewritten.step, state, resources, value, rewritten.resources)
