@@ -182,14 +182,23 @@ def single_device(case: Case, data: list[tuple[torch.Tensor, ...]]) -> dict[str,
     }
 
 
-def distributed(case: Case, data: list[tuple[torch.Tensor, ...]], runner: Runner) -> dict[str, Any]:
-    """The same from a runner; every worker passes its slice."""
-    for batch in data:
-        own = [
-            item[runner.worker_id * LOCAL_BATCH : (runner.worker_id + 1) * LOCAL_BATCH]
-            for item in batch
-        ]
-        runner.run(*own)
+def distributed(
+    case: Case, data: list[tuple[torch.Tensor, ...]], runner: Runner, late: bool = False
+) -> dict[str, Any]:
+    """The same from a runner; every worker passes its slice.
+
+    Args:
+        late: steps leave updates to the ones that follow.
+    """
+    first = runner.worker_id * LOCAL_BATCH
+    own = [tuple(item[first : first + LOCAL_BATCH] for item in batch) for batch in data]
+    for part in runner.ahead(own, late_updates=True) if late else own:
+        runner.run(*part)
+    return state_of(case, runner)
+
+
+def state_of(case: Case, runner: Runner) -> dict[str, Any]:
+    """All that a runner trains, as :func:`single_device` has it."""
     state = runner.state_dict()
     names = runner._objects
     average = {
@@ -210,7 +219,9 @@ def _in_order(found: dict[str, torch.optim.Optimizer], case: Case) -> list[str]:
     ]
 
 
-def compare(world: World, run_option: str, cases: list[tuple[str, str, str]]) -> dict[str, float]:
+def compare(
+    world: World, run_option: str, cases: list[tuple[str, str, str]], late: bool = False
+) -> dict[str, float]:
     """Run cases on this worker and compare each with one device."""
     result = {}
     for model, optimizer, between in cases:
@@ -220,7 +231,7 @@ def compare(world: World, run_option: str, cases: list[tuple[str, str, str]]) ->
         case = built(world.device, wanted)
         config = Config(run_option=run_option, workers=1, seed=SEED)  # type: ignore[arg-type]
         runner = Runner(case.step, discover(case.step), config, world)
-        found = distributed(case, data, runner)
+        found = distributed(case, data, runner, late)
         result[f"{model}-{optimizer}-{between}"] = difference(expected, found)
     return result
 

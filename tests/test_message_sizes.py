@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from strategies import built
 from test_golden_graphs import captured
+from test_timeline import two_layers
 
 from parallax.cluster.network import Level, Network
 from parallax.strategy.message_sizes import MessageSizes
@@ -64,3 +65,42 @@ def test_a_strategy_has_the_messages_of_its_sizes() -> None:
 
     assert groups(MessageSizes()) == 1
     assert groups(MessageSizes(operations=1, overlapped=1, most=1)) == len(dense) > 1
+
+
+def test_the_last_bucket_is_cut_where_a_part_is_hidden() -> None:
+    sizes = MessageSizes(operations=10, least=4, per_byte=2)
+    # 10 operations for a message, and 2 for each byte, have to follow.
+    assert sizes.cuts([5, 1], [20]) == [0, 1]
+    assert sizes.cuts([5, 1], [19]) == [0, 0]
+    assert sizes.cuts([5, 5, 1], [5, 30]) == [0, 0, 1]
+    assert sizes.cuts([5, 5, 1], [5, 29]) == [0, 1, 2]
+    assert sizes.cuts([5, 5, 1], [0, 19]) == [0, 0, 0]
+    assert sizes.cuts([20, 4, 4, 1], [60, 0, 30]) == [0, 1, 1, 2]
+    # Too little for a message of its own.
+    assert sizes.cuts([3, 1], [100]) == [0, 0]
+    assert sizes.cuts([], []) == []
+    assert sizes.cuts([7], []) == [0]
+
+
+def test_gradients_that_are_known_sooner_leave_before_the_last() -> None:
+    analysis = two_layers()
+    strategy = built("AR", analysis.variables.values(), 2)
+
+    def groups(sizes: MessageSizes) -> dict[str, list[int]]:
+        chosen = merge_messages(strategy, analysis, sizes).variables
+        return {
+            layer: sorted({one.group for name, one in chosen.items() if name[0] == layer})
+            for layer in ("0", "2")
+        }
+
+    large = MessageSizes(operations=1, overlapped=1 << 30, most=1 << 30, least=1, per_byte=1 << 30)
+    assert groups(large) == {"0": [1], "2": [1]}
+    assert groups(replace(large, per_byte=0)) == {"0": [2], "2": [1]}
+
+
+def test_a_byte_is_hidden_behind_more_work_where_devices_are_fast_and_links_slow() -> None:
+    usual = MessageSizes.measured(ETHERNET, CPU, DENSE)
+    assert MessageSizes.measured(ETHERNET, GPU, DENSE).per_byte == usual.per_byte * 4**5
+    slow = Network(Level(4, 10e6, 1e-3))
+    assert MessageSizes.measured(slow, CPU, DENSE).per_byte > usual.per_byte
+    assert MessageSizes.measured(slow, CPU, DENSE).least < usual.least

@@ -13,12 +13,17 @@ from strategies import built
 from test_golden_graphs import captured
 
 from parallax.cluster.network import Level, Network
-from parallax.graph.variables import Variable
+from parallax.graph.capture import capture
+from parallax.graph.discovery import discover
+from parallax.graph.state import aliases, leaves
+from parallax.graph.variables import Analysis, Variable, analyze
+from parallax.rewrite.late import defer_updates
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import computation_alone, timeline
 from parallax.runtime.comm.world import single
 from parallax.runtime.predictions.speed import measure_speed
 from parallax.strategy.data import Strategy, VariableStrategy
+from parallax.strategy.message_sizes import MessageSizes
 from parallax.strategy.messages import merge_messages
 from parallax.strategy.timeline import (
     Awaited,
@@ -242,3 +247,64 @@ def test_ids_ahead_leave_after_the_rows_of_their_step_and_nothing_waits_for_them
         Awaited(2),
     )
     assert with_ids_ahead([work(1), rows]) == (work(1), rows)
+
+
+def test_a_wait_that_comes_first_is_for_the_message_of_the_step_before() -> None:
+    message = Started(1, "summed", ("w",))  # takes 1.2 s
+    assert seconds([work(500_000), work(500_000), message, Awaited(1)]) == pytest.approx(2.2)
+    assert seconds([work(500_000), Awaited(1), work(500_000), message]) == pytest.approx(1.7)
+    assert seconds([work(1_000_000), Awaited(1), message]) == pytest.approx(1.2)
+    assert seconds([work(1_300_000), Awaited(1), message]) == pytest.approx(1.3)
+
+
+def test_late_updates_are_awaited_in_front_of_their_first_use() -> None:
+    def items(late: bool) -> list[Item]:
+        torch.manual_seed(0)
+        analysis = two_layers()
+        strategy = built("AR", analysis.variables.values(), 2)
+        sizes = MessageSizes(operations=10**9, overlapped=1, most=1)
+        strategy = merge_messages(strategy, analysis, sizes)
+        graph = rewrite(analysis, strategy, 0, 2)
+        if late:
+            defer_updates(graph, lambda entry: True)
+        return list(timeline(graph, analysis.variables, strategy))
+
+    def waits_of(items: list[Item]) -> list[tuple[bool, int]]:
+        """By message, whether its wait comes first, and how much is computed before that."""
+        started: set[int] = set()
+        found, computed = [], 0
+        for item in items:
+            if isinstance(item, Started):
+                started.add(item.number)
+            elif isinstance(item, Awaited):
+                found.append((item.number not in started, computed))
+            elif isinstance(item, Computed):
+                computed += item.operations
+        return found
+
+    usual = waits_of(items(late=False))
+    assert len(usual) == 4
+    assert all(not first for first, _ in usual)
+    first, second, third, last = waits_of(items(late=True))
+    # Of the first layer, its weight alone: the bucket that is full last says that all agree.
+    assert (first, second[0], third[0], last[0]) == ((True, 0), True, True, False)
+    assert 0 < second[1] == third[1] < last[1]
+    total = sum(item.operations for item in items(late=True) if isinstance(item, Computed))
+    assert total == sum(item.operations for item in items(late=False) if isinstance(item, Computed))
+
+
+def two_layers() -> Analysis:
+    """Two layers of a dense model, and their gradients."""
+    model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Tanh(), torch.nn.Linear(20, 10))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    objects = discover(step)
+    graph = capture(step, objects, (torch.randn(8, 30),), {})
+    return analyze(graph, leaves(objects), aliases(objects))

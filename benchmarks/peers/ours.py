@@ -42,8 +42,9 @@ def build(training: Training, option: str) -> Step:
         option: a builder; after a slash, one of ``LEVELS`` instead of what parallax would choose
             for the network, ``compiled`` (every region), ``settled`` (as the default is after some
             minutes: each region where it was measured to be faster), ``ahead`` (batches are read
-            ahead), or ``partitions=`` and into how many shards tables are dealt: a number, or
-            ``search``; after another, one of ``UNPLACED``.
+            ahead), ``late`` (and updates are left to the next step), or ``partitions=`` and into
+            how many shards tables are dealt: a number, or ``search``; after
+            another, one of ``UNPLACED``.
     """
     builder, how, place = (*option.split("/"), "", "")[:3]
     _, _, partitions = how.partition("partitions=")
@@ -63,8 +64,8 @@ def build(training: Training, option: str) -> Step:
     runner = parallax.get_runner(step, config=config)
     if search:
         return Searched(runner)
-    if how == "ahead":
-        return ReadAhead(runner)
+    if how in ("ahead", "late"):
+        return ReadAhead(runner, how == "late")
     if how == "settled":
         return settled(runner.run)
     run = with_levels(runner.run, LEVELS[how]) if how in LEVELS else runner.run
@@ -74,8 +75,9 @@ def build(training: Training, option: str) -> Step:
 class ReadAhead:
     """A step whose ids travel while the step before computes, if its batches come of ``over``."""
 
-    def __init__(self, runner: parallax.Runner) -> None:
+    def __init__(self, runner: parallax.Runner, late: bool) -> None:
         self.__self__ = runner
+        self._late = late
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         result: torch.Tensor = self.__self__.run(*batch)
@@ -83,7 +85,7 @@ class ReadAhead:
 
     def over(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Batches, read ahead."""
-        return self.__self__.ahead(batches)
+        return self.__self__.ahead(batches, late_updates=self._late)
 
 
 class Searched:

@@ -62,6 +62,7 @@ SYSTEMS = {
         System(HYBRID, "ours", "HYBRID"),
         # With ids that travel while the step before computes.
         System("parallax-ahead", "ours", "HYBRID/ahead", fits=_has_tables),
+        System("parallax-late", "ours", "HYBRID/late"),
         System("parallax-ps", "ours", "PS"),
         System("parallax-ar", "ours", "AR"),
         *(

@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> None:
     epochs = itertools.chain.from_iterable(itertools.repeat(loader))
     samples = ((numbers, ids.split(data.lookups, 1), clicks) for numbers, ids, clicks in epochs)
     with Progress(steps, unit="samples", per_step=per_step, show=chief) as progress:
-        for batch in runner.ahead(itertools.islice(samples, steps)):
+        for batch in runner.ahead(itertools.islice(samples, steps), late_updates=True):
             progress.step(runner.run(*batch))
 
     # The trained rows live on their owners: every worker helps to collect them.

@@ -271,9 +271,11 @@ class LateSpec:
     """Updates that are finished in the step that follows.
 
     Args:
-        messages: by update, the buckets that it waits for: by the name of their input, and number.
+        names: by update, the variables whose gradients it waits for.
+        messages: by update, the buckets that they are in: by the name of their input, and number.
     """
 
+    names: tuple[tuple[str, ...], ...]
     messages: tuple[tuple[tuple[str, int], ...], ...]
 
 

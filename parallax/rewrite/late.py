@@ -80,7 +80,8 @@ def defer_updates(result: WorkerGraph, may_wait: Callable[[BucketEntry], bool]) 
             graph.call_function(settle, (late, number, [*one.changes]))
     with graph.inserting_before(last):
         graph.call_function(leave, (late, [one.inputs for one in taken]))
-    result.resources.append(LateSpec(tuple(one.messages for one in taken)))
+    names, messages = zip(*((one.names, one.messages) for one in taken), strict=True)
+    result.resources.append(LateSpec(names, messages))
     result.late = [one.module for one in taken]
     remove_dead(graph)
     graph.lint()
@@ -235,6 +236,8 @@ class _Taken:
     reads: set[Node]
     messages: tuple[tuple[str, int], ...]
     """The buckets that it waits for: by resource, and number."""
+    names: tuple[str, ...]
+    """The variables whose gradients are in them."""
 
 
 def _take(result: WorkerGraph, update: _Update, specs: dict[Node, Any]) -> _Taken:
@@ -255,11 +258,13 @@ def _take(result: WorkerGraph, update: _Update, specs: dict[Node, Any]) -> _Take
     computed: list[Node] = []
     changes: dict[Node, None] = {}
     reads: set[Node] = set()
+    names: list[str] = []
     ordered = [node for node in graph.nodes if node in update.nodes]
     for wait in dict.fromkeys(wait for wait, _ in update.buckets):
         numbers = {number for other, number in update.buckets if other is wait}
         spec = specs[_resource(wait)]
         places = [i for i, entry in enumerate(spec.entries) if entry.bucket in numbers]
+        names += [spec.entries[i].name for i in places]
         changed = wait.args[1] if len(wait.args) > 1 else ()
         resource = given(_resource(wait))
         kept = tuple(i for i in places if i in changed)  # type: ignore[operator]
@@ -287,7 +292,7 @@ def _take(result: WorkerGraph, update: _Update, specs: dict[Node, Any]) -> _Take
         graph.erase_node(node)
     messages = sorted((_resource(wait).name, number) for wait, number in update.buckets)
     module = GraphModule(result.step.graph_module, own)
-    return _Taken(module, inputs, changes, reads, tuple(messages))
+    return _Taken(module, inputs, changes, reads, tuple(messages), tuple(names))
 
 
 def _first_touch(graph: Graph, update: _Taken, last: Node) -> Node:

@@ -139,10 +139,12 @@ class Plan:
         time: StepTime | None = None,
         compiled: str = "",
         ids_ahead: bool = False,
+        late: int = 0,
     ) -> None:
         self.time = time
         self.compiled = compiled
         self.ids_ahead = ids_ahead
+        self.late = late
         self.network = network
         self.pace = pace if pace is not None else Pace()
         self.strategy = strategy
@@ -209,6 +211,9 @@ class Plan:
         lines = [self._network_caption(), self.compiled]
         if self.ids_ahead:
             lines.append("ids of a step travel while the step before computes")
+        if self.late:
+            variables = "1 variable is" if self.late == 1 else f"{self.late} variables are"
+            lines.append(f"{variables} updated in the step that follows, before it is used")
         return "\n".join(line for line in lines if line) or None
 
     def _network_caption(self) -> str:

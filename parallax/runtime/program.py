@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
-from parallax.ops.specs import ResourceSpec
+from parallax.ops.specs import LateSpec, ResourceSpec
 from parallax.rewrite.ahead import IdsGraph, ids_graph
 from parallax.rewrite.region_graphs import Region
 from parallax.rewrite.regions import cut
@@ -48,6 +48,12 @@ class Program:
         """Updates that a step can leave to the one that follows."""
         self._run: Callable[..., Any] = step.graph_module.forward
         self._bind()
+
+    @property
+    def late_variables(self) -> int:
+        """How many variables' updates it can leave to the next step."""
+        specs = [spec for spec in self._specs if isinstance(spec, LateSpec)]
+        return len({name for spec in specs for names in spec.names for name in names})
 
     def _bind(self) -> None:
         state = self._state

@@ -411,6 +411,7 @@ class Runner:
             self.expected_time(),
             self._compiler.describe(self._last),
             self._course.ids_came_ahead,
+            self._last.late_variables if self._last is not None else 0,
         )
 
     @property
