@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 import parallax
-from parallax.runtime import runner
+from parallax.runtime import binding
 from parallax.runtime.compute import images
 from parallax.runtime.compute.images import LAST, USUAL, Convolution, time_of, use_faster_layout
 
@@ -105,8 +105,8 @@ def test_training_gives_the_same_numbers(
         counts.append(use_faster_layout(graph, seconds))
         return counts[-1]
 
-    monkeypatch.setattr(runner, "use_faster_layout", counted)
-    monkeypatch.setattr(runner, "use_patches", lambda graph: 0)
+    monkeypatch.setattr(binding, "use_faster_layout", counted)
+    monkeypatch.setattr(binding, "use_patches", lambda graph: 0)
     train_beside_eager(groups)
     assert counts
     assert set(counts) == {6 if seconds is always else 4}

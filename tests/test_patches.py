@@ -10,7 +10,7 @@ from test_faster_layouts import train_beside_eager
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from parallax.ops.patches import weight_gradient
-from parallax.runtime import runner
+from parallax.runtime import binding
 from parallax.runtime.compute import patches
 from parallax.runtime.compute.images import Convolution
 from parallax.runtime.compute.patches import fastest, use_patches
@@ -70,7 +70,7 @@ def test_training_gives_the_same_numbers(
         counts.append(use_patches(graph, lambda one: "patches"))
         return counts[-1]
 
-    monkeypatch.setattr(runner, "use_patches", counted)
+    monkeypatch.setattr(binding, "use_patches", counted)
     train_beside_eager(groups, compiled)
     assert counts
     assert set(counts) == {4 - groups}, "all but the one whose channels are in groups"

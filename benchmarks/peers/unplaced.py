@@ -43,8 +43,10 @@ def unplaced_updates(world: World) -> Any:
         send_to_all(world, rows, "rows")
         return hand_on(table, count, ids, rows)
 
-    def wait_for_all(buckets: Buckets, changed: Sequence[int] = ()) -> list[torch.Tensor]:
-        gradients = wait(buckets, changed)
+    def wait_for_all(
+        buckets: Buckets, changed: Sequence[int] = (), late: Sequence[int] = ()
+    ) -> list[torch.Tensor | None]:
+        gradients = wait(buckets, changed, late)
         if buckets.spec.owners:
             for bucket in buckets._buckets:
                 send_to_all(world, bucket.result, "dense")
