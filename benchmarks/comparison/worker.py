@@ -49,12 +49,12 @@ def main(path: str) -> None:
     training = find(task.workload, task.quick)
     data = batches(training, BATCHES, seed=1000 + dist.get_rank())
     built: dict[str, Step] = {}
+    steps: dict[str, Callable[[], torch.Tensor]] = {}
     trials = []
     for name in task.systems:
         # Before the next is built: the first step of some gives most of a table's memory back.
-        built[name], trial = _trial(name, training, data)
+        built[name], steps[name], trial = _trial(name, training, data)
         trials.append(trial)
-    steps = {name: _forever(step, data) for name, step in built.items()}
     if asker is not None:
         asker.answer(trials)
     while (question := _question(asker)) is not None:
@@ -78,17 +78,21 @@ def _question(asker: Asker | None) -> Play | Tell | None:
     return question
 
 
-def _trial(name: str, training: Training, data: list[Batch]) -> tuple[Step, Trial]:
+def _trial(
+    name: str, training: Training, data: list[Batch]
+) -> tuple[Step, Callable[[], torch.Tensor], Trial]:
+    """A system, what runs its next step, and how its first steps went."""
     empty = _largest(_own_bytes())
     step = SYSTEMS[name].build(training)
+    run = _forever(step, data)
     # parallax seeds its workers like this, and sampling inside a step shall be the same for all.
     torch.manual_seed(dist.get_rank())
     losses = []
     seconds = []
-    for number in range(TRIAL_STEPS):
+    for _ in range(TRIAL_STEPS):
         dist.barrier()
         begin = time.perf_counter()
-        loss = step(*data[number]).detach().clone().double()
+        loss = run().detach().clone().double()
         seconds.append(time.perf_counter() - begin)
         dist.all_reduce(loss)
         losses.append(float(loss) / dist.get_world_size())
@@ -101,10 +105,10 @@ def _trial(name: str, training: Training, data: list[Batch]) -> tuple[Step, Tria
         hosts, host = _hosts()
         cross = bytes_that_must_cross(training, model, data[0], host, hosts)
     trial = Trial(losses, _largest(min(seconds[-2:])), int(empty), int(held), int(peak), cross)
-    return step, trial
+    return step, run, trial
 
 
-def _turn(question: Play, step: Callable[[], None]) -> Turn:
+def _turn(question: Play, step: Callable[[], torch.Tensor]) -> Turn:
     dist.barrier()
     before = link_bytes()
     dist.barrier()
@@ -150,13 +154,13 @@ def _told(step: Step, alone: float) -> Told:
     return Told(0.0 if expected is None else expected.step, told, strategy)
 
 
-def _forever(step: Step, data: list[Batch]) -> Callable[[], None]:
+def _forever(step: Step, data: list[Batch]) -> Callable[[], torch.Tensor]:
     """What runs the next step; a system that reads batches ahead has its own way over them."""
     over: Callable[[Iterable[Batch]], Iterator[Batch]] = getattr(step, "over", iter)
     coming = over(itertools.cycle(data))
 
-    def run() -> None:
-        step(*next(coming))
+    def run() -> torch.Tensor:
+        return step(*next(coming))
 
     return run
 
