@@ -46,8 +46,12 @@ def runner_of(step: Any, world: World, option: str = "HYBRID") -> Runner:
     return Runner(step, discover(step), config, world)
 
 
-def example(world: World, name: str, option: str) -> tuple[float, int]:
-    """How far an example's parameters are from one device's, and how often ids came ahead."""
+def example(world: World, name: str, option: str, late: bool = False) -> tuple[float, int]:
+    """How far an example's parameters are from one device's, and how often ids came ahead.
+
+    Args:
+        late: steps leave updates to the ones that follow.
+    """
     torch.set_default_dtype(torch.float64)
     try:
         torch.manual_seed(3)
@@ -60,7 +64,7 @@ def example(world: World, name: str, option: str) -> tuple[float, int]:
         part = slice(world.rank * LOCAL, (world.rank + 1) * LOCAL)
         own = [pytree.tree_map(lambda item: item[part], batch) for batch in batches]
         with counted() as found:
-            for batch in runner.ahead(own):
+            for batch in runner.ahead(own, late_updates=late):
                 runner.run(*batch)
         state = runner.state_dict()["model"]
     finally:

@@ -10,8 +10,8 @@ from unittest import mock
 import ahead
 import equality
 import torch
+from by_host import forced
 from equality import LOCAL_BATCH, STEPS, Case, difference
-from example_steps import EXAMPLES, LOCAL
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -55,26 +55,18 @@ def cases(
         return equality.compare(world, option, chosen, late=True), found[0]
 
 
+def by_levels(world: World, levels: str, what: tuple[str, str, str]) -> tuple[float, int]:
+    """As :func:`cases`, with gradients and rows in these levels, for one case."""
+    with counted() as found, forced(levels):
+        (difference,) = equality.compare(world, "HYBRID", [what], late=True).values()
+    return difference, found[0]
+
+
 def example(world: World, name: str, option: str) -> tuple[float, int]:
     """How far an example's parameters are from one device's, and how many updates were late."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        torch.manual_seed(3)
-        (expected, step, _), batches = EXAMPLES[name](LOCAL * world.size)
-        for batch in batches:
-            step(*batch)
-        torch.manual_seed(3)
-        (_, step, _), batches = EXAMPLES[name](LOCAL * world.size)
-        runner = ahead.runner_of(step, world, option)
-        part = slice(world.rank * LOCAL, (world.rank + 1) * LOCAL)
-        own = [pytree.tree_map(lambda item: item[part], batch) for batch in batches]
-        with counted() as found:
-            for batch in runner.ahead(own, late_updates=True):
-                runner.run(*batch)
-        state = runner.state_dict()["model"]
-    finally:
-        torch.set_default_dtype(torch.float32)
-    return difference(dict(expected.state_dict()), state), found[0]
+    with counted() as found:
+        difference, _ = ahead.example(world, name, option, late=True)
+    return difference, found[0]
 
 
 def _case(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import late
 import pytest
+from by_host import FLAT
+from by_host import HOSTS as BY_HOST
 from equality import STEPS
-from pool import Pool
+from pool import HOSTS, Pool
 
 SPARSE = [
     ("sparse", "sgd", "none"),
@@ -41,6 +43,16 @@ def test_examples(pool: Pool, name: str, option: str, least: int, size: int) -> 
     for difference, found in pool.run(size, late.example, name, option):
         assert difference <= 1e-10
         assert found >= least
+
+
+@pytest.mark.parametrize("hosts", HOSTS, ids=str)
+@pytest.mark.parametrize("levels", [FLAT, BY_HOST])
+def test_on_several_hosts(pool: Pool, levels: str, hosts: tuple[int, ...]) -> None:
+    if levels == BY_HOST and hosts == HOSTS[2]:
+        pytest.skip("two levels are for hosts with equally many workers")
+    for difference, found in pool.run(hosts, late.by_levels, levels, ("sparse", "sgd", "none")):
+        assert difference <= 1e-10
+        assert found >= STEPS - 3
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "nesterov"])
