@@ -150,13 +150,18 @@ def nested(world: World) -> tuple[float, int]:
     return _difference(runner, whole), found[0]
 
 
-def bad_id(world: World, place: int) -> tuple[float, int, list[str]]:
-    """One worker's batch has a row that does not exist: no worker updates, and all go on."""
-    _, runner, own, whole = _case(world)
+def look_up_too_far(world: World, own: list[Batch], place: int) -> None:
+    """Let the last worker's batch at a place have a row that does not exist."""
     if world.rank == world.size - 1:
         ids = own[place][0].clone()
         ids[0, 0] = equality.ROWS
         own[place] = (ids, *own[place][1:])
+
+
+def bad_id(world: World, place: int) -> tuple[float, int, list[str]]:
+    """One worker's batch has a row that does not exist: no worker updates, and all go on."""
+    _, runner, own, whole = _case(world)
+    look_up_too_far(world, own, place)
     errors = []
     with counted() as found:
         for batch in runner.ahead(own):

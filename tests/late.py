@@ -148,10 +148,7 @@ def bad_id(world: World, place: int) -> tuple[float, int, list[str]]:
     """A batch has a row that does not exist: the step before is finished, and this one is not."""
     what = ("several", "momentum", "none")
     case, runner, own, whole = _case(world, what, "PS")
-    if world.rank == world.size - 1:
-        ids = own[place][0].clone()
-        ids[0, 0] = equality.ROWS
-        own[place] = (ids, *own[place][1:])
+    ahead.look_up_too_far(world, own, place)
     errors = []
     with counted() as found:
         for batch in runner.ahead(own, late_updates=True):

@@ -43,8 +43,8 @@ def build(training: Training, option: str) -> Step:
             for the network, ``compiled`` (every region), ``settled`` (as the default is after some
             minutes: each region where it was measured to be faster), ``ahead`` (batches are read
             ahead), ``late`` (and updates are left to the next step), or ``partitions=`` and into
-            how many shards tables are dealt: a number, or ``search``; after
-            another, one of ``UNPLACED``.
+            how many shards tables are dealt: a number, or ``search``; after another, one of
+            ``UNPLACED``.
     """
     builder, how, place = (*option.split("/"), "", "")[:3]
     _, _, partitions = how.partition("partitions=")

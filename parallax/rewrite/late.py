@@ -260,7 +260,8 @@ def _take(result: WorkerGraph, update: _Update, specs: dict[Node, Any]) -> _Take
     reads: set[Node] = set()
     names: list[str] = []
     ordered = [node for node in graph.nodes if node in update.nodes]
-    for wait in dict.fromkeys(wait for wait, _ in update.buckets):
+    # In an order that does not depend on the process, as that of a set does.
+    for wait in dict.fromkeys(gradient.all_input_nodes[0] for gradient in update.gradients):
         numbers = {number for other, number in update.buckets if other is wait}
         spec = specs[_resource(wait)]
         places = [i for i, entry in enumerate(spec.entries) if entry.bucket in numbers]

@@ -37,7 +37,7 @@ def bind(
         LateUpdates(rewritten.late) if isinstance(spec, LateSpec) else pool.get(index, spec)
         for index, spec in enumerate(rewritten.resources)
     ]
-    # What waits for the next step is each worker's own affair: it may hold other parts of the state.
+    # What waits for the next step is each worker's own affair: they hold other parts of the state.
     shared = [spec for spec in rewritten.resources if not isinstance(spec, LateSpec)]
     value = int(digest(f"{description}\n{shared}"), 16) & 0x7FFFFFFFFFFFFFFF
     return Program(rewritten.step, state, resources, value, rewritten.resources)
