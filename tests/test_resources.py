@@ -252,7 +252,9 @@ WRONG_YAML: dict[str, tuple[str, tuple[str, ...]]] = {
     "tab": ("hosts:\n- address: a\n\tdevices: [0]", (":3:", "with spaces, not with tabs")),
     "tag": ("hosts: !!python/object/apply:os.system [x]", (":1: tags are not allowed",)),
     "alias": ("a: &x [1]\nhosts: *x", (":1: anchors and aliases", "not allowed")),
-    "depth": ("hosts: " + "[" * 100_000, (":1: nesting is deeper than 32",)),
+    "depth": ("hosts: " + "[" * 40, (":1: nesting is deeper than 32",)),
+    # Newer releases of libyaml refuse this by a limit of their own.
+    "far too deep": ("hosts: " + "[" * 100_000, (":1:", "nesting")),
     "no address": ("hosts:\n- devices: [0]", (":2: hosts[0] has no address",)),
     "devices all": (
         "hosts:\n- address: a\n  devices: all",
@@ -323,7 +325,8 @@ WRONG_YAML: dict[str, tuple[str, tuple[str, ...]]] = {
 def test_a_wrong_yaml_is_named_with_its_line(name: str, tmp_path: Path) -> None:
     text, fragments = WRONG_YAML[name]
     path = str(tmp_path / "hosts.yml")
-    raised(lambda: read(tmp_path, text, "hosts.yml"), ConfigError, path, *fragments)
+    error = raised(lambda: read(tmp_path, text, "hosts.yml"), ConfigError, path, *fragments)
+    assert len(str(error)) < 1500
 
 
 def test_every_problem_is_named_at_once(tmp_path: Path) -> None:

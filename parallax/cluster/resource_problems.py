@@ -10,6 +10,9 @@ from parallax.errors import ConfigError
 
 __all__ = ["Problems"]
 
+# Of a longer problem, which quotes what is long in the file, the beginning and the end are told.
+_LONGEST = 400
+
 
 class Problems:
     """Collects problems while a file is read, so that the user can repair them all at once.
@@ -24,6 +27,8 @@ class Problems:
 
     def add(self, line: int, text: str, hint: str = "") -> None:
         """Notes a problem: the line from 1, what it is, and a way out if there is one."""
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST * 3 // 4]} … {text[-_LONGEST // 4 :]}"
         self.found.append((line, text, hint))
 
     def report(self) -> None:
