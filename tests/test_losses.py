@@ -12,6 +12,7 @@ from errors_help import alone
 from torch import nn
 
 from parallax.graph import losses
+from parallax.ops import softmax
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ROWS, CLASSES = 12, 9
@@ -67,7 +68,7 @@ def test_numbers_are_those_of_torch(reduction: str, ignored: str, read_later: bo
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
     assert not any("_log_softmax_backward_data" in one for one in operations)
     # The logarithms that the step returns stay what they are.
-    assert any(".exp_." in one for one in operations) != read_later
+    assert any("write_softmax" in one for one in operations) != read_later
 
 
 @pytest.mark.usefixtures("of_any_size")
@@ -78,6 +79,66 @@ def test_weights_of_classes_are_left_to_torch() -> None:
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
     assert any("_log_softmax_backward_data" in one for one in operations)
+
+
+@pytest.mark.usefixtures("of_any_size")
+@pytest.mark.parametrize("read", ["returned", "a view of them is", "read after", "read before"])
+def test_scores_that_are_read_later_stay_what_they_are(read: str) -> None:
+    torch.manual_seed(2)
+    model = nn.Linear(5, CLASSES).double()
+    x, labels = torch.randn(ROWS, 5, dtype=torch.float64), torch.arange(ROWS) % CLASSES
+    found = []
+    for captured in (False, True):
+        own = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(own.parameters(), lr=0.5)
+
+        def step(x: torch.Tensor, own: Any = own, optimizer: Any = optimizer) -> Any:
+            optimizer.zero_grad()
+            scores = own(x)
+            best = scores.argmax(1) if read == "read before" else None
+            loss = F.cross_entropy(scores, labels)
+            loss.backward()
+            optimizer.step()
+            if best is None:
+                best = {"returned": scores, "a view of them is": scores[0]}.get(read)
+            return loss, scores.sum() if best is None else best
+
+        runner = alone(step, model=own, optimizer=optimizer) if captured else None
+        found.append([(runner.run if runner else step)(x) for _ in range(2)])
+        if runner is not None:
+            nodes = runner._last.step.graph.nodes  # type: ignore[union-attr]
+            in_place = any("write_softmax" in str(node.target) for node in nodes)
+            assert in_place == (read == "read before")
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("block", [1, 7, 20, 1 << 17])
+def test_a_softmax_is_written_block_by_block(
+    block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(softmax, "BLOCK", block)
+    torch.manual_seed(2)
+    scores = torch.randn(ROWS, CLASSES, dtype=dtype) * 50
+    classes = torch.randint(0, CLASSES, (ROWS,))
+    classes[2] = -1
+    expected = F.log_softmax(scores, 1)
+    found = softmax.write_softmax(scores, classes, -1)
+    chosen = classes.clamp(min=0).unsqueeze(1)
+    torch.testing.assert_close(found, expected.gather(1, chosen))
+    torch.testing.assert_close(scores, expected.exp())
+
+
+@pytest.mark.parametrize("wrong", [CLASSES, -7])
+def test_a_class_that_there_is_not_changes_nothing(wrong: int) -> None:
+    scores = torch.randn(ROWS, CLASSES)
+    before, classes = scores.clone(), torch.zeros(ROWS, dtype=torch.long)
+    classes[5] = wrong
+    with pytest.raises(IndexError, match=f"Target {wrong} is out of bounds"):
+        softmax.write_softmax(scores, classes, -100)
+    torch.testing.assert_close(scores, before, rtol=0, atol=0)
 
 
 def test_few_classes_are_left_to_torch() -> None:

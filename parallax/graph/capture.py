@@ -25,6 +25,7 @@ from parallax.graph.products import join_products
 from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
 from parallax.graph.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.snapshot import Snapshot
+from parallax.graph.stacks import stack_in_order
 from parallax.graph.state import Leaf, leaves
 from parallax.graph.step_graph import COMPUTED, GraphInput, GraphOutput, HostCall, StepGraph
 from parallax.graph.surroundings import Recording, prepared
@@ -199,6 +200,7 @@ def _capture_once(
         notes=recording.notes,
     )
     clean(graph)
+    stack_in_order(graph.graph)
     join_products(graph.graph)
     advance_gradients(graph.graph)
     write_softmax_gradients_once(graph.graph)

@@ -8,6 +8,7 @@ from parallax.runtime.comm.texts import digest
 from parallax.runtime.compute.images import use_faster_layout
 from parallax.runtime.compute.patches import use_patches
 from parallax.runtime.compute.products import use_faster_products
+from parallax.runtime.compute.softmaxes import write_softmaxes_in_place
 from parallax.runtime.compute.updates import group_updates
 from parallax.runtime.exchange.resources import ResourcePool
 from parallax.runtime.late import LateUpdates
@@ -27,7 +28,8 @@ def bind(
         description: of everything else that all workers must be running alike.
     """
     graph = rewritten.step.graph
-    changed = use_patches(graph) + use_faster_products(graph) + use_faster_layout(graph)
+    changed = write_softmaxes_in_place(graph) + use_patches(graph)
+    changed += use_faster_products(graph) + use_faster_layout(graph)
     if changed + group_updates(graph):
         rewritten.step.graph_module.recompile()
     for update in rewritten.late:
