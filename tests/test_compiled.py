@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+from collections.abc import Callable
 
 import compiled_steps
 import pytest
 import torch
+import torch.nn.functional as F
 from pool import Pool
 from torch import nn
 
 import parallax
 from parallax.errors import ConfigError, DataError
+from parallax.graph import losses
+from parallax.ops.softmax import WRITE_SOFTMAX
 
 needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CXX") or "g++") is None,
@@ -50,6 +54,40 @@ def test_compiled_regions_give_the_numbers_of_one_device(
         assert difference < 1e-10
         ready, of, total = plan.split()[1:4]
         assert (ready, of) == (total, "of"), plan
+
+
+@needs_compiler
+@pytest.mark.usefixtures("one_thread")
+def test_a_softmax_that_is_written_in_place_is_part_of_a_region(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(losses, "LEAST", 1)
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 9)).double()
+    expected = copy.deepcopy(model)
+    x, classes = torch.randn(12, 5, dtype=torch.float64), torch.arange(12) % 9
+
+    def step_of(own: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        optimizer = torch.optim.SGD(own.parameters(), 0.5)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(own(x), classes)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    config = parallax.Config(workers=1, compile="inductor")
+    runner = parallax.get_runner(step_of(model), config=config)
+    alone = step_of(expected)
+    for _ in range(4):
+        torch.testing.assert_close(runner.run(x), alone(x).detach(), rtol=1e-12, atol=1e-14)
+    assert "compiled: 1 of 1 regions" in str(runner.plan)
+    assert runner._last is not None
+    assert runner._last.step.graph.find_nodes(op="call_function", target=WRITE_SOFTMAX)
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-12, atol=1e-14)
 
 
 def test_checks_of_ids_are_no_part_of_a_region() -> None:

@@ -241,59 +241,80 @@ class _Taken:
 
 
 def _take(result: WorkerGraph, update: _Update, specs: dict[Node, Any]) -> _Taken:
-    graph = result.step.graph
-    own = Graph()
-    copies: dict[Node, Node] = {}
-
-    def given(node: Node) -> Node:
-        if node not in copies:
-            # Inputs come before what is computed.
-            with own.inserting_before(computed[0] if computed else None):
-                copies[node] = own.placeholder(node.name)
-            copies[node].meta.update(node.meta)
-            inputs.append(node)
-        return copies[node]
-
-    inputs: list[Node] = []
-    computed: list[Node] = []
-    changes: dict[Node, None] = {}
-    reads: set[Node] = set()
+    taking = _Taking(update)
     names: list[str] = []
-    ordered = [node for node in graph.nodes if node in update.nodes]
     # In an order that does not depend on the process, as that of a set does.
     for wait in dict.fromkeys(gradient.all_input_nodes[0] for gradient in update.gradients):
-        numbers = {number for other, number in update.buckets if other is wait}
-        spec = specs[_resource(wait)]
-        places = [i for i, entry in enumerate(spec.entries) if entry.bucket in numbers]
-        names += [spec.entries[i].name for i in places]
-        changed = wait.args[1] if len(wait.args) > 1 else ()
-        resource = given(_resource(wait))
-        kept = tuple(i for i in places if i in changed)  # type: ignore[operator]
-        sums = own.call_function(wait_late, (resource, tuple(places), kept))
-        computed.append(sums)
-        for gradient in update.gradients:
-            if gradient.args[0] is wait:
-                place = places.index(gradient.args[1])  # type: ignore[arg-type]
-                copies[gradient] = own.call_function(operator.getitem, (sums, place))
-                copies[gradient].meta.update(gradient.meta)
-        earlier = wait.args[2] if len(wait.args) > 2 else ()
-        wait.args = (wait.args[0], changed, (*earlier, *places))  # type: ignore[misc]
+        names += taking.wait_for_gradients(wait, specs[_resource(wait)])
+    graph = result.step.graph
+    ordered = [node for node in graph.nodes if node in update.nodes]
     for node in ordered:
-        for source in node.all_input_nodes:
-            if source not in update.nodes:
-                reads.add(memory_of(source))
-        for source in written_inputs(node):
-            if memory_of(source).op == "placeholder":
-                changes[memory_of(source)] = None
-        if node not in copies:
-            copies[node] = own.node_copy(node, given)
-            computed.append(copies[node])
-    own.output(())
+        taking.copy(node)
+    taking.own.output(())
     for node in reversed(ordered):
         graph.erase_node(node)
     messages = sorted((_resource(wait).name, number) for wait, number in update.buckets)
-    module = GraphModule(result.step.graph_module, own)
-    return _Taken(module, inputs, changes, reads, tuple(messages), tuple(names))
+    return _Taken(
+        GraphModule(result.step.graph_module, taking.own),
+        taking.inputs,
+        taking.changes,
+        taking.reads,
+        tuple(messages),
+        tuple(names),
+    )
+
+
+class _Taking:
+    """Writes the graph of an update."""
+
+    def __init__(self, update: _Update) -> None:
+        self.own = Graph()
+        self.inputs: list[Node] = []
+        self.changes: dict[Node, None] = {}
+        self.reads: set[Node] = set()
+        self._update = update
+        self._copies: dict[Node, Node] = {}
+        self._first: Node | None = None
+        """Of what is computed."""
+
+    def wait_for_gradients(self, wait: Node, spec: BucketsSpec) -> list[str]:
+        """Let the update do the waiting of a step, and tell whose gradients those are."""
+        numbers = {number for other, number in self._update.buckets if other is wait}
+        places = [i for i, entry in enumerate(spec.entries) if entry.bucket in numbers]
+        changed: Any = wait.args[1] if len(wait.args) > 1 else ()
+        kept = tuple(i for i in places if i in changed)
+        resource = self._given(_resource(wait))
+        sums = self.own.call_function(wait_late, (resource, tuple(places), kept))
+        self._first = self._first or sums
+        for gradient in self._update.gradients:
+            if gradient.args[0] is wait:
+                at: Any = gradient.args[1]
+                copy = self.own.call_function(operator.getitem, (sums, places.index(at)))
+                copy.meta.update(gradient.meta)
+                self._copies[gradient] = copy
+        earlier: Any = wait.args[2] if len(wait.args) > 2 else ()
+        wait.args = (wait.args[0], changed, (*earlier, *places))
+        return [spec.entries[i].name for i in places]
+
+    def copy(self, node: Node) -> None:
+        """Let the update do what the step did."""
+        for source in node.all_input_nodes:
+            if source not in self._update.nodes:
+                self.reads.add(memory_of(source))
+        for source in written_inputs(node):
+            if memory_of(source).op == "placeholder":
+                self.changes[memory_of(source)] = None
+        if node not in self._copies:
+            self._copies[node] = self.own.node_copy(node, self._given)
+
+    def _given(self, node: Node) -> Node:
+        """What stands for a node of the step: an input, unless it is part of the update."""
+        if node not in self._copies:
+            with self.own.inserting_before(self._first):
+                self._copies[node] = self.own.placeholder(node.name)
+            self._copies[node].meta.update(node.meta)
+            self.inputs.append(node)
+        return self._copies[node]
 
 
 def _first_touch(graph: Graph, update: _Taken, last: Node) -> Node:

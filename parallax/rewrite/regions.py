@@ -126,8 +126,10 @@ def _kind(node: Node, kinds: dict[Node, Kind], varying: set[Node]) -> Kind:
 
 def _is_computable(node: Node) -> bool:
     target = node.target
+    if target in OPERATIONS or target in OPERATIONS.values():
+        return True
     if not isinstance(target, torch._ops.OpOverload):
-        return target in OPERATIONS
+        return False
     if target.namespace != "aten" or target in _LIBRARY:
         return False
     if is_random(node) or torch.Tag.dynamic_output_shape in target.tags:
