@@ -61,6 +61,8 @@ def main(path: str) -> None:
         answer: Turn | dict[str, Told]
         if isinstance(question, Play):
             answer = _turn(question, steps[question.system])
+            # What it left under way is not to travel in the turn of another.
+            getattr(built[question.system], "finish", _nothing)()
         else:
             answer = {name: _told(step, question.alone) for name, step in built.items()}
         if asker is not None:
@@ -108,8 +110,14 @@ def _trial(
     return step, run, trial
 
 
+def _nothing() -> None:
+    """Of most systems nothing is under way when a step returns."""
+
+
 def _turn(question: Play, step: Callable[[], torch.Tensor]) -> Turn:
     dist.barrier()
+    # What a step leaves to the next is then under way at both ends of what is measured.
+    step()
     before = link_bytes()
     dist.barrier()
     cpu = time.process_time()

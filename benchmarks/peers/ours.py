@@ -87,6 +87,10 @@ class ReadAhead:
         """Batches, read ahead."""
         return self.__self__.ahead(batches, late_updates=self._late)
 
+    def finish(self) -> None:
+        """Wait for what the last step has left to the next."""
+        self.__self__.settle()
+
 
 class Searched:
     """A step of which the first call goes on until the number of shards is found."""
