@@ -62,7 +62,9 @@ def main(path: str) -> None:
         if isinstance(question, Play):
             answer = _turn(question, steps[question.system])
             # What it left under way is not to travel in the turn of another.
-            getattr(built[question.system], "finish", _nothing)()
+            finish = getattr(built[question.system], "finish", None)
+            if finish is not None:
+                finish()
         else:
             answer = {name: _told(step, question.alone) for name, step in built.items()}
         if asker is not None:
@@ -108,10 +110,6 @@ def _trial(
         cross = bytes_that_must_cross(training, model, data[0], host, hosts)
     trial = Trial(losses, _largest(min(seconds[-2:])), int(empty), int(held), int(peak), cross)
     return step, run, trial
-
-
-def _nothing() -> None:
-    """Of most systems nothing is under way when a step returns."""
 
 
 def _turn(question: Play, step: Callable[[], torch.Tensor]) -> Turn:

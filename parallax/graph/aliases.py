@@ -18,15 +18,19 @@ def base_of(node: Node) -> Node:
     return node
 
 
-def writes_to(base: Node) -> Iterator[Node]:
-    """The nodes that change a tensor, or a view of it, in place."""
+def uses_of(base: Node) -> Iterator[tuple[Node, Node]]:
+    """A tensor, and all that may be views of it, each with every node that takes it."""
     aliases = [base]
     for alias in aliases:
         for user in alias.users:
-            if alias in written_inputs(user):
-                yield user
+            yield alias, user
             if user.op == "call_function" and is_view(user):
                 aliases.append(user)
+
+
+def writes_to(base: Node) -> Iterator[Node]:
+    """The nodes that change a tensor, or a view of it, in place."""
+    return (user for alias, user in uses_of(base) if alias in written_inputs(user))
 
 
 def known_after(mark: Node) -> Node:
@@ -41,14 +45,7 @@ def known_after(mark: Node) -> Node:
 
 def is_given_away(base: Node) -> bool:
     """Whether a tensor, or what may be a view of it, is among the results of the graph."""
-    aliases = [base]
-    for alias in aliases:
-        for user in alias.users:
-            if user.op == "output":
-                return True
-            if user.op == "call_function" and is_view(user):
-                aliases.append(user)
-    return False
+    return any(user.op == "output" for _, user in uses_of(base))
 
 
 def memory_of(node: Node) -> Node:

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.aliases import base_of, is_given_away
-from parallax.graph.operations import add_call, is_view
+from parallax.graph.aliases import base_of, uses_of
+from parallax.graph.operations import add_call, is_view, is_write
 from parallax.ops.softmax import WRITE_SOFTMAX
 
 aten: Any = torch.ops.aten
@@ -71,7 +71,7 @@ def _cross_entropy(node: Node) -> _CrossEntropy | None:
         return None
     if value.device.type != "cpu" or value.dtype not in (torch.float32, torch.float64):
         return None
-    if dimension not in (1, -1) or not value.is_contiguous():
+    if dimension not in (1, -1):
         return None
     users = {user.target: user for user in node.users}
     if len(node.users) != 2 or set(users) != {aten.nll_loss_forward.default, aten.exp_.default}:
@@ -83,22 +83,17 @@ def _cross_entropy(node: Node) -> _CrossEntropy | None:
 
 
 def _is_last_reader(node: Node, order: dict[Node, int]) -> bool:
-    """Whether the scores lie in memory of their own that nothing reads after ``node``."""
+    """Whether the scores lie in memory of their own that nothing reads or changes later."""
     scores = node.args[0]
     assert isinstance(scores, Node)
     base = base_of(scores)
-    if base.op != "call_function" or is_given_away(base):
+    if base.op != "call_function" or not scores.meta["val"].is_contiguous():
         return False
-    if not scores.meta["val"].is_contiguous():
-        return False
-    aliases = [base]
-    for alias in aliases:
-        for user in alias.users:
-            if user.op == "call_function" and is_view(user):
-                aliases.append(user)
-            elif order[user] > order[node]:
-                return False
-    return True
+    return all(
+        order[user] <= order[node]
+        for _, user in uses_of(base)
+        if user.op == "output" or is_write(user) or not is_view(user)
+    )
 
 
 def _replace(graph: Graph, one: _CrossEntropy) -> None:
