@@ -154,6 +154,8 @@ def test_formulas_of_several_hosts() -> None:
     assert bytes_across(table, gather, 8, 4) == pytest.approx(6 * rows * (64 + 8))
     owner = VariableStrategy("owner", owners=(0,))
     assert bytes_across(DENSE, owner, 8, 4) == pytest.approx(2 * 3 / 4 * 40_000)
+    around = VariableStrategy("owner", owners=(0,), reduction="ring")
+    assert bytes_across(DENSE, around, 8, 4) == pytest.approx(2 * 7 / 8 * 40_000 / 2)
     seconds = communication_seconds([(measured, hosts)], SLOW_RAIL)
     assert seconds == pytest.approx(3e-3 + bytes_across(measured, hosts, 4, 2) / 1e6, rel=0.01)
 

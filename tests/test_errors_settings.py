@@ -141,9 +141,9 @@ WRONG: dict[str, tuple[Strategy, int, tuple[str, ...]]] = {
         ("'dense': order is for reductions 'ring', 'tree' and 'halving'",),
     ),
     "reduction": (
-        strategy(dense=VariableStrategy("owner", owners=(0,), reduction="ring")),
+        strategy(dense=VariableStrategy("owner", owners=(0,), reduction="tree")),
         2,
-        ("'dense': reduction 'ring' is for allreduce, not for owner",),
+        ("'dense': reduction 'tree' is for allreduce, not for owner",),
     ),
     "axis": (
         strategy(dense=VariableStrategy("owner", "block", (0, 1), axis=2)),

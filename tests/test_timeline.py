@@ -95,6 +95,17 @@ def test_the_link_of_an_owner_is_the_narrow_place() -> None:
     assert predict(items, two, parts, network, SPEED).step == pytest.approx(0.75 + 0.1)
 
 
+def test_a_ring_of_owners_is_as_fast_as_its_largest_part() -> None:
+    """A megabyte goes round by quarters, or as it is; each of three rounds has a latency."""
+    network = Network(Level(4, 1e6, 0.1, summing=2e6))
+    items: list[Item] = [Started(1, "owned", ("w",)), Awaited(1)]
+    parts = VariableStrategy("owner", partition="block", owners=(0, 1, 2, 3), reduction="ring")
+    whole = VariableStrategy("owner", owners=(2,), reduction="ring")
+    for choice, took in ((parts, 0.75 / 2), (whole, 3 / 2)):
+        time = predict(items, {"w": DENSE}, Strategy("", 4, {"w": choice}), network, SPEED)
+        assert time.step == pytest.approx(took + 3 * 0.1)
+
+
 def test_known_computation_is_divided_as_the_device_would() -> None:
     items = [work(100_000), Started(1, "summed", ("w",)), work(300_000), Awaited(1)]
     assert seconds(items, computation=8.0) == pytest.approx(8.0)

@@ -1,12 +1,13 @@
 """Sums of all workers as schedules of messages between two: ring, tree, halving and doubling.
 
-A schedule is data, what one worker sends and receives in which order. It says at the same time
-what is executed, what it sends, and to whom.
+Half of a ring each are sums that are left to owners (ReduceScatter), and what owners have for all
+(AllGather). A schedule is data, what one worker sends and receives in which order. It says at the
+same time what is executed, what it sends, and to whom.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,6 +32,8 @@ class Transfer:
 
 
 Schedule = tuple[Transfer, ...]
+Part = tuple[int, int]
+"""Its first and one-past-last element."""
 
 
 @lru_cache(maxsize=256)
@@ -46,20 +49,49 @@ def schedule(reduction: str, order: tuple[int, ...], worker: int, elements: int)
     return SCHEDULES[reduction](order, order.index(worker), elements)
 
 
+@lru_cache(maxsize=256)
+def scattering(order: tuple[int, ...], worker: int, parts: tuple[Part, ...]) -> Schedule:
+    """What one worker does for sums of which each worker wants a part: all but its own is sent.
+
+    Args:
+        order: the workers, by their place in the ring.
+        worker: of whom to know.
+        parts: by worker, what it wants of the buffer; its sum is there in the end.
+    """
+    place = order.index(worker)
+    return _around(order, place, [parts[one] for one in order], place - 1, adds=True)
+
+
+@lru_cache(maxsize=256)
+def gathering(order: tuple[int, ...], worker: int, parts: tuple[Part, ...]) -> Schedule:
+    """What one worker does for all to have the parts of all: all but the following one's is sent.
+
+    Args:
+        order, worker: as for :func:`scattering`.
+        parts: by worker, what it has of the buffer.
+    """
+    place = order.index(worker)
+    return _around(order, place, [parts[one] for one in order], place, adds=False)
+
+
+def _around(
+    order: tuple[int, ...], place: int, parts: Sequence[Part], first: int, adds: bool
+) -> Schedule:
+    """Every part goes around once; this worker sends part ``first`` and then those before it."""
+    size = len(order)
+    following, previous = order[(place + 1) % size], order[(place - 1) % size]
+    return tuple(
+        Transfer(following, parts[start % size], previous, parts[(start - 1) % size], adds)
+        for start in range(first, first - size + 1, -1)
+    )
+
+
 def _ring(order: tuple[int, ...], place: int, elements: int) -> Schedule:
     """Each part goes around once to be summed, and once more as a sum."""
     size = len(order)
-    following, previous = order[(place + 1) % size], order[(place - 1) % size]
-
-    def part(number: int) -> tuple[int, int]:
-        number %= size
-        return elements * number // size, elements * (number + 1) // size
-
-    starts = [(place - step, True) for step in range(size - 1)]  # summed on the way ...
-    starts += [(place + 1 - step, False) for step in range(size - 1)]  # ... and known
-    return tuple(
-        Transfer(following, part(start), previous, part(start - 1), adds) for start, adds in starts
-    )
+    parts = [(elements * n // size, elements * (n + 1) // size) for n in range(size)]
+    summed = _around(order, place, parts, place, adds=True)
+    return (*summed, *_around(order, place, parts, place + 1, adds=False))
 
 
 def _tree(order: tuple[int, ...], place: int, elements: int) -> Schedule:

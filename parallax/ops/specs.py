@@ -172,7 +172,8 @@ class BucketsSpec:
 class PullSpec:
     """Dense values that their owners send to all workers after the update.
 
-    ``owners``: of each, by worker, the rows that it has; ``axes``: along which rows lie.
+    ``owners``: of each, by worker, the rows that it has; ``axes``: along which rows lie; ``ring``:
+    the workers in the order in which values go from one to the next, None where all send to all.
     """
 
     names: tuple[str, ...]
@@ -180,6 +181,7 @@ class PullSpec:
     dtypes: tuple[torch.dtype, ...]
     owners: tuple[tuple[tuple[int, int], ...], ...]
     axes: tuple[int, ...]
+    ring: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ class GatherSpec(MessageSpec):
         ranges: of each variable, by worker, its first and one-past-last row.
         axes: of each, along which its rows lie.
         messages: of each, the message that brings it.
+        rings: by message, the workers in the order in which it goes from one to the next; None
+            where all send to all.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -25,6 +27,7 @@ class GatherSpec(MessageSpec):
     ranges: tuple[tuple[tuple[int, int], ...], ...]
     axes: tuple[int, ...]
     messages: tuple[int, ...]
+    rings: tuple[tuple[int, ...] | None, ...]
 
     def of_message(self, number: int) -> list[int]:
         """The variables of a message, by their place."""

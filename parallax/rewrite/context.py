@@ -14,7 +14,7 @@ from parallax.graph.step_graph import GraphInput, StepGraph
 from parallax.graph.torch_internals import expression
 from parallax.graph.variables import Analysis
 from parallax.ops.specs import ResourceSpec
-from parallax.strategy.data import Strategy
+from parallax.strategy.data import Strategy, everyone
 from parallax.strategy.layout import RowLayout
 from parallax.strategy.registry import Synchronizer, facts
 
@@ -77,6 +77,14 @@ class Rewriting:
         """Where the rows of a variable live."""
         choice, shape = self.strategy.variables[variable], self.analysis.variables[variable].shape
         return RowLayout.of(choice, shape[choice.axis] if shape else 1, self.workers)
+
+    def ring(self, variable: str) -> tuple[int, ...] | None:
+        """The workers in the order in which a variable's values go round; None where they do not,
+        but all send to all."""
+        choice = self.strategy.variables[variable]
+        if choice.reduction != "ring":
+            return None
+        return choice.order or everyone(self.workers)
 
     def own_rows(self, variable: str) -> int:
         """How many rows of a variable this worker updates."""

@@ -117,7 +117,11 @@ def pull_new_values(work: Rewriting) -> None:
     for node in list(work.graph.nodes):
         stale.update({wholes[name]: name for name in writers.get(node, ())})
         if stale and (node.op == "output" or any(s in stale for s in node.all_input_nodes)):
-            _pull(work, sorted(stale.values(), key=order.__getitem__), node)
+            alike: dict[tuple[int, ...] | None, list[str]] = {}
+            for name in sorted(stale.values(), key=order.__getitem__):
+                alike.setdefault(work.ring(name), []).append(name)
+            for names in alike.values():
+                _pull(work, names, node)
             stale = {}
 
 
@@ -141,6 +145,7 @@ def _pull(work: Rewriting, names: list[str], before: Node) -> None:
         tuple(variable.dtype for variable in variables),
         tuple(work.layout(name).ranges() for name in names),
         tuple(work.layout(name).axis for name in names),
+        work.ring(names[0]),
     )
     resource = work.resource(spec, "values")
     with work.graph.inserting_before(before):

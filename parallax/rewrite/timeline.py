@@ -35,7 +35,7 @@ from parallax.strategy.timeline import (
 # is what it takes to call them. Bags of all tables are handled together.
 ASKING, SERVING, SENDING, RECEIVING = 60, 36, 24, 36
 # Passes over a variable that has owners: to add up gradients, to repeat values for all workers, and
-# to put those of all in their places.
+# to put those of all in their places. What goes round a ring arrives in its place.
 ADDED, PACKED, UNPACKED = 1, 2, 2
 # To sort an id takes as long as this many bytes are read and written.
 SORTED = 120
@@ -314,9 +314,10 @@ def _wait_gradients(reading: _Reading, node: Node, spec: Any) -> None:
 
 
 def _pull_values(reading: _Reading, node: Node, spec: Any) -> None:
-    reading.copied(spec.names, PACKED)
+    in_place = spec.ring is not None
+    reading.copied(spec.names, 0 if in_place else PACKED)
     reading.exchange("owned", spec.names)
-    reading.copied(spec.names, UNPACKED)
+    reading.copied(spec.names, 0 if in_place else UNPACKED)
 
 
 def _combine(reading: _Reading, node: Node, spec: Any) -> None:

@@ -384,6 +384,7 @@ class Runner:
             self._speed,
             config.average_dense,
             config.average_sparse,
+            world.device.type,
         )
         if self._network is None or self._speed is None:
             return choose_strategy(config.source, analysis, cluster)

@@ -16,6 +16,7 @@ from parallax.strategy.data import Strategy
 from parallax.strategy.hierarchy import by_host
 from parallax.strategy.message_sizes import MessageSizes
 from parallax.strategy.messages import dense_bytes, merge_messages
+from parallax.strategy.rings import in_rings
 from parallax.strategy.timeline import StepTime
 
 Source = str | Path | StrategyBuilder | Strategy
@@ -75,6 +76,8 @@ def choose_strategy(
         if cluster.speed is None:
             return merge_messages(strategy, analysis)
         sizes = MessageSizes.measured(network, cluster.speed, dense_bytes(strategy, variables))
+        if cluster.device == "cpu":
+            strategy = in_rings(strategy, list(variables.values()), network, sizes)
         return merge_messages(strategy, analysis, sizes)
 
     def predicted(strategy: Strategy) -> StepTime:

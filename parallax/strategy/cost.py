@@ -26,6 +26,7 @@ On H hosts of k workers each, numbered host by host, each worker sends of it to 
 ====================  =========================================================================
 allreduce             2 (N-1)/N b/k                    one link of the ring leaves each host
 allreduce, by host    2 (H-1)/H b/k
+owner, scatter, ring  2 (N-1)/N b/k                    one link of the ring leaves each host
 tree, halving         what their messages say           parallax.ops.reductions
 rows, by host         (H-1)/H (2ur + 4u)/k             what a host's workers ask for, once
 allgather             (N-k) αb  +  8 (N-k) αV
@@ -185,6 +186,8 @@ def message_seconds(
         network: the links.
         share: of them that it carries.
     """
+    if kind == "owned" and in_ring(decided):
+        return _ring_of_owners(decided, network, share)
     by_host = any(choice.hierarchy == "hosts" for _, choice in decided)
     workers, hosts = network.whole.workers, network.hosts
     # A sum is two exchanges: parts to those that sum them, and the sums to all.
@@ -214,6 +217,22 @@ def message_seconds(
     return MessageTime(idle, link, sent=times * sent)
 
 
+def in_ring(decided: Sequence[tuple[Variable, VariableStrategy]]) -> bool:
+    """Whether a message to owners, or from them, goes round a ring."""
+    return any(choice.reduction == "ring" for _, choice in decided)
+
+
+def _ring_of_owners(
+    decided: Sequence[tuple[Variable, VariableStrategy]], network: Network, share: float
+) -> MessageTime:
+    """In each of N-1 rounds the largest part is on some link, and others wait for it."""
+    workers = network.whole.workers
+    parts = bytes_at_owners(decided, workers, network.hosts, share)
+    latency = (workers - 1) * network.whole.latency
+    link = max(parts.values(), default=0.0) / network.whole.sums
+    return MessageTime(latency, link, sent=sum(parts.values()) / workers)
+
+
 def seconds_at_owners(
     decided: Sequence[tuple[Variable, VariableStrategy]], network: Network, share: float = 1.0
 ) -> dict[int, float]:
@@ -228,16 +247,32 @@ def seconds_at_owners(
         network: the links.
         share: of them that it carries.
     """
-    workers = network.whole.workers
+    parts = bytes_at_owners(decided, network.whole.workers, network.hosts, share)
+    return {owner: size / network.whole.bandwidth for owner, size in parts.items()}
+
+
+def bytes_at_owners(
+    decided: Sequence[tuple[Variable, VariableStrategy]],
+    workers: int,
+    hosts: int,
+    share: float = 1.0,
+) -> dict[int, float]:
+    """What all others send to each owner in one message of gradients, or get of each in one of
+    values.
+
+    Args:
+        decided: the variables that the message carries.
+        workers, hosts: how many there are.
+        share: of the variables that it carries.
+    """
     found: dict[int, float] = {}
     for variable, choice in decided:
         each = share * facts(choice).part("owned", variable, choice, workers)
-        sent = each * bytes_per_step(variable, choice, workers, network.hosts)
+        sent = each * bytes_per_step(variable, choice, workers, hosts)
         whole = sum(choice.shards) or len(choice.owners)
         for place, owner in enumerate(choice.owners):
             of_owner = (choice.shards[place] if choice.shards else 1) / whole
-            seconds = workers * sent * of_owner / network.whole.bandwidth
-            found[owner] = found.get(owner, 0.0) + seconds
+            found[owner] = found.get(owner, 0.0) + workers * sent * of_owner
     return found
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from parallax.errors import StrategyError
 from parallax.graph.variables import Variable
-from parallax.strategy.data import PartitionName, VariableStrategy
+from parallax.strategy.data import PartitionName, ReductionName, VariableStrategy
 
 MessageKind = Literal["ids", "rows", "gathered", "summed", "owned", "factors", "words"]
 """What one message carries: ids; rows one way; rows of gradients, or gradients, to all; a sum of
@@ -92,7 +92,8 @@ class Synchronizer:
         some: rows may be dealt to some workers only, in any order.
         by_host: it may work inside each host first.
         pieces: it may send a gradient in pieces.
-        reduces: it sums gradients by an AllReduce, whose reduction and order may be said.
+        reductions: how it may be said to sum gradients, and in which order of workers, but as the
+            backend does; those with owners bring values back so.
         encodes: it sums encoded gradients.
         casts: its rows may travel as another dtype.
         merges: its gradients travel in buckets together.
@@ -118,7 +119,7 @@ class Synchronizer:
     some: bool = False
     by_host: bool = False
     pieces: bool = False
-    reduces: bool = False
+    reductions: tuple[ReductionName, ...] = ()
     encodes: bool = False
     casts: bool = False
     merges: bool = False

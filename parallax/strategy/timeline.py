@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
-from parallax.strategy.cost import message_seconds, seconds_at_owners
+from parallax.strategy.cost import in_ring, message_seconds, seconds_at_owners
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.registry import MessageKind, facts
 
@@ -203,7 +203,7 @@ def predict(
             first = lane.index(min(lane))
             free = max(free, moved, lane[first]) + occupied
             there = free
-            if item.kind == "owned" and network.host is None:
+            if item.kind == "owned" and network.host is None and not in_ring(chosen):
                 at_owners = seconds_at_owners(chosen, network, item.share)
                 for owner, seconds in at_owners.items():
                     taken[owner] = max(taken.get(owner, 0.0), moved) + seconds

@@ -263,8 +263,8 @@ def _of_messages(
 def _of_reduction(one: Synchronizer, choice: VariableStrategy, workers: int) -> Iterator[Problem]:
     """Whether it can be summed so."""
     if choice.reduction != "auto":
-        names = names_where(lambda one: one.reduces)
-        if not one.reduces:
+        if choice.reduction not in one.reductions:
+            names = names_where(lambda one: choice.reduction in one.reductions)
             problem = f"reduction {choice.reduction!r} is for {' and '.join(names)}"
             yield "reduction", f"{problem}, not for {one.name}", "use 'auto'"
         for field, only in (("hierarchy", "flat"), ("encoder", "none")):

@@ -51,7 +51,7 @@ SYNCHRONIZER = Synchronizer(
     by_host=True,
     pieces=True,
     axes=True,
-    reduces=True,
+    reductions=("ring", "tree", "halving"),
     encodes=True,
     merges=True,
 )

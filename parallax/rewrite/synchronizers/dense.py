@@ -10,14 +10,18 @@ from torch.fx import Node
 
 from parallax.graph.aliases import known_after
 from parallax.graph.variables import Variable
+from parallax.ops.reductions import remote_share
 from parallax.ops.resources import put_gradient, wait_gradients
 from parallax.ops.specs import BucketEntry, BucketsSpec
 from parallax.rewrite.context import Rewriting
-from parallax.strategy.data import VariableStrategy
+from parallax.strategy.data import ReductionName, VariableStrategy, everyone
 from parallax.strategy.messages import is_own_product
 from parallax.strategy.registry import MessageKind, facts
 
 aten: Any = torch.ops.aten
+
+RING: tuple[ReductionName, ...] = ("ring",)
+"""How gradients can go to their owners but by an exchange of all with all, and values come back."""
 
 
 def synchronize_dense(work: Rewriting) -> None:
@@ -138,6 +142,16 @@ def scatter_and_gather(
 ) -> float:
     """Gradients to their owners, new values back."""
     return 2 * (workers - 1) / workers * variable.bytes
+
+
+def scatter_and_gather_across(
+    variable: Variable, choice: VariableStrategy, workers: int, hosts: int
+) -> float:
+    """Of a ring few links leave a host; of an exchange, those to all workers of others."""
+    if choice.reduction == "ring":
+        return remote_share("ring", choice.order or everyone(workers), hosts) * variable.bytes
+    others = (workers - workers / hosts) / (workers - 1)
+    return others * scatter_and_gather(variable, choice, workers, hosts)
 
 
 def half_each_way(

@@ -6,8 +6,10 @@ A variable has one owner, or several, each of a block of its rows (Parallax pape
 from __future__ import annotations
 
 from parallax.rewrite.synchronizers.dense import (
+    RING,
     half_each_way,
     scatter_and_gather,
+    scatter_and_gather_across,
     synchronize_dense,
 )
 from parallax.strategy.registry import Synchronizer
@@ -16,6 +18,7 @@ SYNCHRONIZER = Synchronizer(
     "owner",
     scatter_and_gather,
     synchronize_dense,
+    across=scatter_and_gather_across,
     part=half_each_way,
     messages=("owned", "owned"),
     dense=True,
@@ -23,5 +26,6 @@ SYNCHRONIZER = Synchronizer(
     whole=True,
     partitions=("whole", "block"),
     axes=True,
+    reductions=RING,
     merges=True,
 )

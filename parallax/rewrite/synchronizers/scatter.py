@@ -17,7 +17,13 @@ from parallax.graph.variables import Variable
 from parallax.ops.resources import finish, start
 from parallax.ops.values import GatherSpec
 from parallax.rewrite.context import Rewriting
-from parallax.rewrite.synchronizers.dense import half_each_way, scatter_and_gather, sum_in_buckets
+from parallax.rewrite.synchronizers.dense import (
+    RING,
+    half_each_way,
+    scatter_and_gather,
+    scatter_and_gather_across,
+    sum_in_buckets,
+)
 from parallax.strategy.data import VariableStrategy
 from parallax.strategy.registry import Synchronizer
 
@@ -56,7 +62,8 @@ def _gather(work: Rewriting, reads: dict[str, list[Node]]) -> None:
     first_read = {name: min(found, key=order.__getitem__) for name, found in reads.items()}
     messages: dict[object, list[str]] = {}
     for name in sorted(reads, key=lambda name: order[first_read[name]]):
-        key = (work.analysis.variables[name].dtype, work.strategy.variables[name].pull_group)
+        pulled = work.strategy.variables[name].pull_group
+        key = (work.analysis.variables[name].dtype, pulled, work.ring(name))
         messages.setdefault(key, []).append(name)
     if not messages:
         return
@@ -84,6 +91,7 @@ def _spec(work: Rewriting, messages: Sequence[Sequence[str]]) -> GatherSpec:
         tuple(work.layout(name).ranges() for name in names),
         tuple(work.layout(name).axis for name in names),
         tuple(number for number, group in enumerate(messages) for _ in group),
+        tuple(work.ring(group[0]) for group in messages),
     )
 
 
@@ -112,12 +120,14 @@ SYNCHRONIZER = Synchronizer(
     NAME,
     scatter_and_gather,
     synchronize_scattered,
+    across=scatter_and_gather_across,
     part=half_each_way,
     messages=("owned", "owned"),
     dense=True,
     sharded=True,
     partitions=("block",),
     axes=True,
+    reductions=RING,
     merges=True,
     check=_problems,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -16,7 +17,7 @@ from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
 from parallax.runtime.encoded.bucket import EncodedBucket
 from parallax.runtime.encoded.pool import EncodedBuckets
-from parallax.runtime.exchange.sums import sum_by
+from parallax.runtime.exchange.sums import scatter_by, sum_by
 
 
 class _Bucket:
@@ -41,6 +42,8 @@ class _Bucket:
         self.sum: HostSum | None = None
         """How the workers of this host sum it, if they share memory."""
         self.segments: list[int] = []
+        self.parts: list[tuple[int, int]] = []
+        """Where the segments are, if they go round a ring to their owners."""
         self.buffer = torch.empty(0)
         self.received = torch.empty(0)
         self.result = torch.empty(0)
@@ -202,6 +205,9 @@ class Buckets:
             segments.append(offset - start)
         bucket.segments = segments
         bucket.buffer = torch.zeros(offset, dtype=bucket.dtype, device=self.world.device)
+        if bucket.reduction == "ring":
+            bucket.parts = list(itertools.pairwise(itertools.accumulate(segments, initial=0)))
+            return
         own = segments[self.world.rank]
         bucket.received = torch.zeros(
             own * self.world.size, dtype=bucket.dtype, device=self.world.device
@@ -266,6 +272,11 @@ class Buckets:
             return
         if not self.spec.owners:
             bucket.pending = self._sum(bucket)
+            return
+        if bucket.parts:
+            bucket.pending = scatter_by(
+                self.world, bucket.buffer, bucket.parts, bucket.order, "dense: push"
+            )
             return
         own = bucket.segments[self.world.rank]
         bucket.pending = self.world.all_to_all(
@@ -361,7 +372,9 @@ class Buckets:
             if bucket.by_host:
                 self._finish_by_host(bucket)
         for bucket in buckets:
-            if self.spec.owners:
+            if bucket.parts:
+                bucket.result = bucket.buffer[slice(*bucket.parts[self.world.rank])]
+            elif self.spec.owners:
                 own = bucket.segments[self.world.rank]
                 bucket.result = bucket.received.view(self.world.size, own).sum(0)
             elif bucket.reduction == "broadcast":

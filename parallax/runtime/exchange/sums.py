@@ -1,4 +1,4 @@
-"""Sums of all workers by our own schedules, run in the background."""
+"""Sums of all workers, and values for all, by our own schedules, run in the background."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from parallax.ops.reductions import Schedule, schedule
+from parallax.ops.reductions import Part, Schedule, gathering, scattering, schedule
 from parallax.runtime.comm.background import Later
 from parallax.runtime.comm.world import World
 
@@ -24,7 +24,37 @@ def sum_by(
         purpose: what the bytes are counted as.
     """
     order = tuple(order) or tuple(range(world.size))
-    steps = schedule(reduction, order, world.rank, len(buffer))
+    return _start(world, buffer, schedule(reduction, order, world.rank, len(buffer)), purpose)
+
+
+def scatter_by(
+    world: World, buffer: torch.Tensor, parts: Sequence[Part], order: Sequence[int], purpose: str
+) -> Later:
+    """Start to sum parts of ``buffer`` in a ring, each for one worker, in place.
+
+    Args:
+        world, buffer, order, purpose: as for :func:`sum_by`.
+        parts: by worker, what it wants: first and one-past-last element. What is left of the others
+            is of no use.
+    """
+    order = tuple(order) or tuple(range(world.size))
+    return _start(world, buffer, scattering(order, world.rank, tuple(parts)), purpose)
+
+
+def gather_by(
+    world: World, buffer: torch.Tensor, parts: Sequence[Part], order: Sequence[int], purpose: str
+) -> Later:
+    """Start to bring this worker's part of ``buffer`` to all in a ring, and theirs to it.
+
+    Args:
+        world, buffer, order, purpose: as for :func:`sum_by`.
+        parts: by worker, what it has: first and one-past-last element.
+    """
+    order = tuple(order) or tuple(range(world.size))
+    return _start(world, buffer, gathering(order, world.rank, tuple(parts)), purpose)
+
+
+def _start(world: World, buffer: torch.Tensor, steps: Schedule, purpose: str) -> Later:
     sent = [0] * world.size
     for step in steps:
         if step.to is not None:
@@ -38,8 +68,9 @@ def sum_by(
 
 
 def _run(world: World, buffer: torch.Tensor, steps: Schedule) -> None:
-    """Do this worker's part of a sum."""
-    most = max((step.received[1] - step.received[0] for step in steps), default=0)
+    """Do this worker's part of it."""
+    added = (step.received[1] - step.received[0] for step in steps if step.adds)
+    most = max(added, default=0)
     scratch = torch.empty(most, dtype=buffer.dtype, device=buffer.device)
     for step in steps:
         first, last = step.received

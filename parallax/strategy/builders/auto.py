@@ -222,7 +222,8 @@ def cheapest(priced: Mapping[str, list[Priced]]) -> dict[str, Priced]:
 
 
 def _preference(kind: str) -> tuple[bool, int]:
-    return not synchronizers()[kind].reduces, list(synchronizers()).index(kind)
+    found = synchronizers()
+    return "summed" not in found[kind].messages, list(found).index(kind)
 
 
 def _explained(

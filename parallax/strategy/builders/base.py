@@ -63,6 +63,7 @@ class ClusterFacts:
         average_dense: the mean (else the sum) of the workers' gradients of dense variables is asked
             for.
         average_sparse: the same for sparse variables.
+        device: what they compute on, ``cpu`` or ``cuda``.
     """
 
     workers: int
@@ -71,6 +72,7 @@ class ClusterFacts:
     speed: Speed | None = None
     average_dense: bool = True
     average_sparse: bool = True
+    device: str = "cpu"
 
     @property
     def everyone(self) -> tuple[int, ...]:
@@ -90,8 +92,8 @@ class StrategyBuilder(ABC):
     """What it is called in ``Config(strategy=...)`` and in the plan; else the class's name."""
 
     arranges_messages: bool = False
-    """It sets ``hierarchy``, ``group``, ``pieces`` and ``pull_group`` itself. Else parallax does:
-    by the network, and by the order in which the graph computes."""
+    """It sets ``hierarchy``, owners' ``reduction``, ``group``, ``pieces`` and ``pull_group`` itself.
+    Else parallax does: by the network, and by the order in which the graph computes."""
 
     @abstractmethod
     def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
