@@ -45,6 +45,9 @@ class Config:
         workers: local workers when there is neither a resource file nor a CUDA device.
         average_dense: mean (else sum) of the workers' gradients of dense variables.
         average_sparse: the same for sparse variables.
+        weigh_batches: in means a worker's batch counts by its rows, if all tensors of the first
+            batches have the same first size on every worker; else, and without this, all batches
+            count alike.
         sync_batch_norm: BatchNorm layers normalise over the batches of all workers, as one device
             would; also without it where a model has ``torch.nn.SyncBatchNorm``.
         redirect_path: directory that receives each worker's output as files, besides the console.
@@ -66,6 +69,7 @@ class Config:
     workers: int = 2
     average_dense: bool = True
     average_sparse: bool = True
+    weigh_batches: bool = True
     sync_batch_norm: bool = False
     redirect_path: str | None = None
     compile: CompileMode = "auto"
@@ -81,6 +85,7 @@ class Config:
         workers: int = 2,
         average_dense: bool = True,
         average_sparse: bool = True,
+        weigh_batches: bool = True,
         sync_batch_norm: bool = False,
         redirect_path: str | os.PathLike[str] | None = None,
         compile: CompileMode = "auto",
@@ -104,6 +109,7 @@ class Config:
             "workers": _integer("workers", workers, 1, MAX_LOCAL_WORKERS),
             "average_dense": _boolean("average_dense", average_dense),
             "average_sparse": _boolean("average_sparse", average_sparse),
+            "weigh_batches": _boolean("weigh_batches", weigh_batches),
             "sync_batch_norm": _boolean("sync_batch_norm", sync_batch_norm),
             "redirect_path": _directory("redirect_path", redirect_path),
             "compile": _one_of("compile", compile, COMPILE_MODES),

@@ -287,6 +287,86 @@ def policy_of_a_distribution(rows: int) -> Built:
     return [model], step, _classes(rows)
 
 
+# -- Tables and selections ------------------------------------------------------------------
+
+
+def _looked_up(
+    optimizer: Callable[..., torch.optim.Optimizer], table: nn.Module, rows: int, **options: Any
+) -> Built:
+    """A table, or bags of one, whose update is the point."""
+    table.double()
+    update = optimizer(table.parameters(), **options)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        update.zero_grad()
+        loss = table(ids).square().mean()
+        loss.backward()
+        update.step()
+        return loss
+
+    ids = torch.int32 if isinstance(table, nn.EmbeddingBag) else torch.int64
+    return [table], step, [(torch.randint(41, (rows, 3), dtype=ids),) for _ in range(STEPS)]
+
+
+@case
+def steps_by_signs(rows: int) -> Built:
+    """Rprop, which writes where a condition holds."""
+    return _looked_up(torch.optim.Rprop, nn.Embedding(41, 4), rows)
+
+
+@case
+def sparse_momentum(rows: int) -> Built:
+    """A slot that is a sparse tensor."""
+    table = nn.Embedding(41, 4, sparse=True)
+    return _looked_up(torch.optim.SGD, table, rows, lr=0.1, momentum=0.9)
+
+
+@case
+def bags_of_short_ids(rows: int) -> Built:
+    """Bags by int32, which say in the same type where they begin."""
+    return _looked_up(torch.optim.SGD, nn.EmbeddingBag(41, 4, mode="sum"), rows, lr=0.1)
+
+
+@case
+def masked_words(rows: int) -> Built:
+    """A layer for those positions alone that a mask selects: values say how many there are."""
+    table, layer = nn.Embedding(23, 4).double(), nn.Linear(4, 23).double()
+    optimizer = torch.optim.Adam([*table.parameters(), *layer.parameters()], 1e-2)
+
+    def step(words: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(layer(table(words)[mask]), words[mask])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        hidden = torch.rand(rows, 6).argsort(1) < 2  # as many of each sentence
+        return torch.randint(23, (rows, 6)), hidden
+
+    return [table, layer], step, [batch() for _ in range(STEPS)]
+
+
+@case
+def sparse_neighbours(rows: int) -> Built:
+    """A graph as a sparse matrix that the step closes over (LightGCN)."""
+    near = (torch.rand(30, 30) < 0.1).double().to_sparse_coo()
+    nodes = nn.Embedding(30, 4).double()
+    optimizer = torch.optim.Adam(nodes.parameters(), 1e-2)
+
+    def step(users: torch.Tensor, liked: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        found = nodes.weight + torch.sparse.mm(near, nodes.weight)
+        better = (found[users] * (found[liked] - found[others])).sum(1)
+        loss = -F.logsigmoid(better).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    sizes = (3, rows)
+    return [nodes], step, [tuple(torch.randint(30, sizes).unbind()) for _ in range(STEPS)]
+
+
 # -- Running them ---------------------------------------------------------------------------
 
 

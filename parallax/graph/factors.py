@@ -189,6 +189,9 @@ def _plain(node: Node, transposed: bool) -> tuple[Node, bool]:
 def products_of(mark: Node) -> list[Product]:
     """The products that a gradient is the sum of, all of one kind; empty if it is something else.
 
+    Of factors whose sizes only values decide (of selected samples) it is something else: what they
+    would send is not known before.
+
     Args:
         mark: of the gradient.
     """
@@ -207,7 +210,13 @@ def products_of(mark: Node) -> list[Product]:
             queue += [(node.args[1], transposed), (node.args[0], transposed)]
         else:
             return []
-    return found if all(found[0].joins(other) for other in found[1:]) else []
+    known = all(_is_known(product) for product in found)
+    return found if known and all(found[0].joins(other) for other in found[1:]) else []
+
+
+def _is_known(product: Product) -> bool:
+    """Whether a batch's shape says how large the factors are."""
+    return all(size_of(size) is not None for shape in product.shapes for size in shape)
 
 
 def _is_of_weight(node: Node) -> bool:

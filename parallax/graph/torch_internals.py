@@ -121,6 +121,10 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.fx.Gr
 def fake_like(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """A tensor of the same description on ``device``, without storage."""
     with mode:
+        if tensor.layout is torch.sparse_coo:
+            return torch.empty(
+                tensor.shape, dtype=tensor.dtype, device=device, layout=torch.sparse_coo
+            )
         fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(fake, requires_grad=tensor.requires_grad)

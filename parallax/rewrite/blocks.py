@@ -50,7 +50,7 @@ def _split(
     """Members that are zero in untouched rows, and those that need all rows; None if mixed."""
     zeros: dict[Node, None] = {gradient: None}
     full: dict[Node, None] = {}
-    if component.sized:
+    if component.sized or component.obstacle:
         return None
     for node in work.graph.nodes:
         if node not in component.members or node in zeros or node.op == "placeholder":

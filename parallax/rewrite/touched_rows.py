@@ -104,7 +104,7 @@ def classify(
     created = [n for n in component.members if any(u.op == "output" for u in n.users)]
     if any(kinds[node] != "state" for node in created):
         return None
-    return kinds if _reads_are_private(component, kinds) else None
+    return kinds if _rows_are_private(component, kinds) else None
 
 
 def _survives(reduction: Reduction, kinds: dict[Node, Kind], gradients: set[Node]) -> bool:
@@ -173,9 +173,12 @@ def _spans_zero(node: Node) -> bool:
     return isinstance(low, int | float) and isinstance(high, int | float) and low <= 0 <= high
 
 
-def _reads_are_private(component: Component, kinds: dict[Node, Kind]) -> bool:
-    """Whether values read from state serve the update of touched rows only."""
+def _rows_are_private(component: Component, kinds: dict[Node, Kind]) -> bool:
+    """Whether what is narrowed to touched rows serves their update, and reductions, only."""
+    reduced = {reduction.node for reduction in component.reductions}
     for node, kind in kinds.items():
+        if kind == "zero" and any(user not in kinds and user not in reduced for user in node.users):
+            return False
         if kind == "read" and any(
             user not in kinds or (kinds[user] == "state" and not _is_narrow(user, kinds))
             for user in node.users

@@ -18,7 +18,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.errors import BatchError
-from parallax.runtime.comm.control import Step, batch_weight
+from parallax.runtime.comm.control import Step
+from parallax.runtime.comm.weighing import Weighing
 from parallax.runtime.comm.world import World
 from parallax.runtime.late import LateUpdates
 from parallax.runtime.program import Program
@@ -121,10 +122,13 @@ class Announced:
 class Course:
     """The present step of a worker and those that it announced."""
 
-    def __init__(self, world: World, programs: Programs, signatures: SignatureReader) -> None:
+    def __init__(
+        self, world: World, programs: Programs, signatures: SignatureReader, weighing: Weighing
+    ) -> None:
         self._world = world
         self._programs = programs
         self._signatures = signatures
+        self._weighing = weighing
         self._batches: Batches | None = None
         self._coming: deque[Announced] = deque()
         self.ids_came_ahead = False
@@ -167,7 +171,7 @@ class Course:
         if announced is not None:
             present = announced.step
         else:
-            present = Step.of(program.digest, number, batch_weight(flat))
+            present = self._weighing.step(program.digest, number, flat)
         self.ids_came_ahead = present.told
         coming = [] if moving or self._batches is None else self._batches.after(flat)
         self.goes_on = bool(coming)
@@ -178,11 +182,16 @@ class Course:
             found = None if last.told else self._program(batch, signature)
             if found is None:
                 break
-            following = _announced(found, number + distance, batch)
+            following = self._announced(found, number + distance, batch)
             self._coming.append(following)
             last.following = following.step
             last = following.step
         return present
+
+    def _announced(self, program: Program, number: int, flat: Sequence[Any]) -> Announced:
+        ids = functools.cache(lambda: program.ids(flat))
+        step = self._weighing.step(program.digest, number, flat, ids)
+        return Announced(step, program, flat, versions_of(flat))
 
     def _program(self, batch: Sequence[Any], signature: Signature) -> Program | None:
         """What a batch that comes will run, if that is known and tells its ids.
@@ -225,9 +234,3 @@ class Course:
         if self._unsettled is not None and (program is None or self._unsettled is not program.late):
             late, self._unsettled = self._unsettled, None
             late.finish()
-
-
-def _announced(program: Program, number: int, flat: Sequence[Any]) -> Announced:
-    ids = functools.cache(lambda: program.ids(flat))
-    step = Step.of(program.digest, number, batch_weight(flat), ids)
-    return Announced(step, program, flat, versions_of(flat))

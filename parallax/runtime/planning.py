@@ -19,7 +19,7 @@ from parallax.cluster.planned import PlannedCluster
 from parallax.config import Config
 from parallax.errors import LaunchError
 from parallax.graph.discovery import StepObjects
-from parallax.runtime.comm.control import batch_weight
+from parallax.runtime.comm.weighing import number_of_rows
 from parallax.runtime.comm.world import World
 from parallax.runtime.plan import Plan
 from parallax.runtime.predictions.speed import measure_speed
@@ -138,7 +138,8 @@ class PlanningRunner(Runner):
             self._signatures.read(batch, named)
             _, analysis = self._analyze(batch, named)
             self._rewrite(analysis)
-            planning.batch_rows = batch_weight(torch.utils._pytree.tree_leaves((batch, named)))
+            flat = torch.utils._pytree.tree_leaves((batch, named))
+            planning.batch_rows = number_of_rows(flat) or 1
             planning.plan = self.plan
         planning.leave()
 

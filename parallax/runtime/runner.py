@@ -29,7 +29,8 @@ from parallax.rewrite.timeline import computation_alone, timeline
 from parallax.runtime.ahead import Course
 from parallax.runtime.binding import bind
 from parallax.runtime.chief import strategy_of_chief
-from parallax.runtime.comm.control import StepControl, batch_weight
+from parallax.runtime.comm.control import StepControl
+from parallax.runtime.comm.weighing import Weighing
 from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
 from parallax.runtime.compute.kept_memory import keep_freed_memory
@@ -103,7 +104,8 @@ class Runner:
         self._profiler: Profiler | None = None
         self._compiler = Compiler(config.compile, world)
         self._partitions: Partitions | None = None
-        self._course = Course(world, self._programs, self._signatures)
+        self._weighing = Weighing(config.weigh_batches)
+        self._course = Course(world, self._programs, self._signatures, self._weighing)
         self._steps = 0
         self._captures = 0
         self._last: Program | None = None
@@ -329,9 +331,8 @@ class Runner:
         self._warn_of_batch_norms()
         self._network = measure_network(world)
         self._speed = measure_speed(world)
-        weight = batch_weight(pytree.tree_leaves((batch, dict(named))))
-        usual = int(world.texts("batch rows", str(max(weight, 1)))[0])
-        self._control.usual_weight = usual
+        flat = pytree.tree_leaves((batch, dict(named)))
+        self._control.usual_weight = self._weighing.agree(world, flat)
 
     def _warn_of_batch_norms(self) -> None:
         if not one_batch_norm(self._objects, self._config):

@@ -263,17 +263,30 @@ def take_values_of_chief(world: World, leaves: Mapping[str, Leaf]) -> list[str]:
 
 
 def _checksum(value: torch.Tensor) -> int:
-    flat = value.detach().reshape(-1)
     result = 0
-    for part in flat.split(_CHUNK):
-        data = part.cpu().contiguous().view(torch.uint8).numpy()
-        result = zlib.crc32(data, result)
+    for stored in _stored(value):
+        for part in stored.reshape(-1).split(_CHUNK):
+            data = part.cpu().contiguous().view(torch.uint8).numpy()
+            result = zlib.crc32(data, result)
     return result
+
+
+def _stored(value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that say all of a tensor: itself, or where the values of a sparse one are,
+    and these."""
+    value = value.detach()
+    if value.layout is torch.strided:
+        return (value,)
+    value = value.coalesce()
+    return value.indices(), value.values()
 
 
 def _broadcast(world: World, value: torch.Tensor) -> None:
     """Worker 0's value, in chunks of our own dense buffers."""
     whole = value.detach()
+    if whole.layout is not torch.strided:
+        _broadcast_sparse(world, whole)
+        return
     if whole.dim() == 0:
         whole = whole.view(1)
     rows = max(1, _CHUNK // max(whole[0].numel(), 1)) if len(whole) else 1
@@ -281,3 +294,15 @@ def _broadcast(world: World, value: torch.Tensor) -> None:
         part = whole[first : first + rows].clone(memory_format=torch.contiguous_format)
         world.broadcast(part, 0, "first values")
         whole[first : first + rows] = part
+
+
+def _broadcast_sparse(world: World, value: torch.Tensor) -> None:
+    indices, values = _stored(value)
+    count = int(world.texts("stored values", str(len(values)))[0])
+    if world.rank != 0:
+        indices = indices.new_empty((len(indices), count))
+        values = values.new_empty((count, *values.shape[1:]))
+    _broadcast(world, indices)
+    _broadcast(world, values)
+    with torch.no_grad():
+        value.copy_(torch.sparse_coo_tensor(indices, values, value.shape, is_coalesced=True))

@@ -99,6 +99,8 @@ class RowLayout:
 
     def take(self, whole: torch.Tensor, worker: int) -> torch.Tensor:
         """A copy of the rows of ``worker``."""
+        if whole.layout is not torch.strided:
+            return self.take(whole.to_dense(), worker).to_sparse(1)
         if self.partition == "cyclic":
             return whole.detach()[self.dealt(worker)].clone()
         return self.view(whole, worker).clone(memory_format=torch.contiguous_format)

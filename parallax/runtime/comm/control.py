@@ -26,7 +26,7 @@ class Step:
 
     Args:
         digest: a hash of what it runs, and of its number.
-        weight: rows of the local batch; 0 when it is empty.
+        weight: what the local batch counts in a mean; 0 when it is empty.
         ids: by exchange, what it looks up by: of a step to come, whose batch is at hand.
     """
 
@@ -75,7 +75,7 @@ class StepControl:
         """
         Args:
             world: this worker and the others.
-            usual_weight: rows of the usual batch, equal on all workers.
+            usual_weight: what the usual batch counts, equal on all workers.
         """
         self.world = world
         self.usual_weight = max(usual_weight, 1)
@@ -90,7 +90,7 @@ class StepControl:
 
     @property
     def weight(self) -> int:
-        """Rows of the local batch."""
+        """What the local batch counts in a mean."""
         return self.step.weight
 
     # -- With integers, before counts and ids ---------------------------------------------
@@ -264,21 +264,17 @@ class StepControl:
         who = f"worker {worker}" if worker is not None else "another worker"
         return DisagreementError(
             f"Worker {self.world.rank} and {who} are not running the same step: batches of "
-            "different structure, another number of steps, or another model. Nothing was updated.",
+            "different structure, another number of steps, another model, or tensors of a batch "
+            "that have the same first size on some workers only. Nothing was updated.",
             hint="give every worker batches of the same nesting, dtypes and ranks, the same number "
-            "of them, and keep modules in the same train/eval mode on all workers.",
+            "of them, and keep modules in the same train/eval mode on all workers; where batches "
+            "do not have their rows in front, set Config(weigh_batches=False).",
         )
 
 
 def _integers(step: Step, bad: str) -> list[int]:
     step.failure = step.failure or bad
     return [step.digest, step.weight, 1 if step.failure else 0]
-
-
-def batch_weight(flat: Sequence[Any]) -> int:
-    """Rows of a batch: the leading size that its tensors share, 1 if they share none."""
-    sizes = {item.shape[0] for item in flat if isinstance(item, torch.Tensor) and item.dim() > 0}
-    return sizes.pop() if len(sizes) == 1 else 1
 
 
 def row_id_error(problem: str) -> RowIdError:

@@ -187,7 +187,9 @@ class RowExchange:
             rows, positions, owned, hidden = self._by_owner(flat, table)
             padding.append(hidden)
             split = positions.split([part.numel() for part in parts])
-            shaped = [p.view(part.shape) for p, part in zip(split, parts, strict=True)]
+            # As the ids were: lookups in bags want what says where bags begin to be of one kind.
+            pairs = zip(split, parts, strict=True)
+            shaped = [p.view(part.shape).to(part.dtype) for p, part in pairs]
             result.append([len(rows), *shaped])
             locals_.append(rows)
             counts.append(owned)

@@ -17,6 +17,7 @@ from parallax.runtime.encoded.pool import STATE as ENCODERS_STATE
 from parallax.runtime.encoded.pool import EncodedBuckets
 from parallax.runtime.encoded.pool import problems as encoder_problems
 from parallax.runtime.state.state_table import StateTable
+from parallax.strategy.layout import RowLayout
 
 
 def read_state(
@@ -67,8 +68,14 @@ def _parameters(state: StateTable) -> list[Leaf]:
 
 def gather(state: StateTable, name: str, world: World) -> torch.Tensor:
     """A sharded leaf as a whole, on every worker."""
-    layout = state.layouts[name]
-    shard = layout.rows_first(state.shards[name])
+    shard = state.shards[name]
+    if shard.layout is not torch.strided:  # a slot by sparse gradients, such as a momentum
+        return _gather(state.layouts[name], shard.to_dense(), world).to_sparse(1)
+    return _gather(state.layouts[name], shard, world)
+
+
+def _gather(layout: RowLayout, shard: torch.Tensor, world: World) -> torch.Tensor:
+    shard = layout.rows_first(shard)
     if world.size == 1:
         return layout.assemble([shard])
     if layout.partition == "whole":

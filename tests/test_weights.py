@@ -1,0 +1,35 @@
+"""What a worker's batch counts in a mean is decided for all workers together."""
+
+from __future__ import annotations
+
+import pytest
+import weights
+from pool import Pool
+
+
+@pytest.mark.parametrize(
+    ("name", "by_rows", "weigh"),
+    [
+        ("bags", False, True),
+        ("bags", False, False),
+        ("equal by chance", False, True),
+        ("equal for once", False, True),
+        ("equal on one", False, False),
+        ("rows", True, True),
+        ("rows", False, False),
+    ],
+)
+def test_all_workers_count_in_the_same_way(
+    pool: Pool, name: str, by_rows: bool, weigh: bool
+) -> None:
+    for found in pool.run(2, weights.compare, name, by_rows, weigh):
+        assert isinstance(found, float), found
+        assert found < 1e-12
+
+
+def test_batches_that_have_rows_on_one_worker_only_are_refused(pool: Pool) -> None:
+    for found in pool.run(2, weights.compare, "equal on one", False, True):
+        assert isinstance(found, str)
+        assert found.startswith("DisagreementError")
+        assert "have the same first size on some workers only" in found
+        assert "Config(weigh_batches=False)" in found

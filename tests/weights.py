@@ -1,0 +1,113 @@
+"""Batches whose tensors differ in their first sizes, run on several workers: for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from parallax.config import Config
+from parallax.errors import ParallaxError
+from parallax.graph.discovery import discover
+from parallax.runtime.comm.world import World
+from parallax.runtime.runner import Runner
+
+Parts = list[tuple[torch.Tensor, ...]]
+"""By worker, its batch."""
+Loss = Callable[..., torch.Tensor]
+
+
+def _bags() -> tuple[nn.Module, Loss, list[Parts]]:
+    """As many bags on both workers, and on one of them as many values."""
+    model = nn.ModuleDict({"bag": nn.EmbeddingBag(100, 4), "out": nn.Linear(4, 1)})
+
+    def loss(values: torch.Tensor, offsets: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(model["out"](model["bag"](values, offsets))[:, 0], wanted)
+
+    wanted = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    first = torch.tensor([3, 7]), torch.tensor([0, 1]), wanted
+    second = torch.tensor([1, 9, 20, 30, 50]), torch.tensor([0, 3]), wanted + 2
+    return model, loss, [[first, second]] * 3
+
+
+def _sequences(lengths: list[list[tuple[int, int]]]) -> tuple[nn.Module, Loss, list[Parts]]:
+    """Sequences that lie time by time: by step and worker, how long both are."""
+    model = nn.Embedding(50, 4)
+
+    def loss(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return (model(source).mean(0) - model(target).mean(0)).square().mean()
+
+    return (
+        model,
+        loss,
+        [
+            [tuple(torch.randint(50, (size, 3)) for size in sizes) for sizes in each]
+            for each in lengths
+        ],
+    )
+
+
+def _rows(counts: list[tuple[int, int]]) -> tuple[nn.Module, Loss, list[Parts]]:
+    """By step and worker, how many rows."""
+    model = nn.Linear(3, 1)
+
+    def loss(values: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        return F.mse_loss(model(values), wanted)
+
+    def part(count: int) -> tuple[torch.Tensor, ...]:
+        return torch.randn(count, 3).double(), torch.randn(count, 1).double()
+
+    return model, loss, [[part(count) for count in each] for each in counts]
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, Loss, list[Parts]]]] = {
+    "bags": _bags,
+    "equal by chance": lambda: _sequences([[(5, 5), (4, 6)], [(4, 6), (7, 7)]]),
+    "equal for once": lambda: _sequences([[(5, 5), (5, 5)], [(4, 6), (6, 7)]]),
+    "equal on one": lambda: _sequences([[(5, 5), (5, 5)], [(4, 6), (7, 7)]]),
+    "rows": lambda: _rows([(3, 5), (4, 4), (6, 2)]),
+}
+
+
+def compare(world: World, name: str, by_rows: bool, weigh: bool) -> float | str:
+    """How far parameters are from those of one device, or what was refused.
+
+    Args:
+        name: of the case.
+        by_rows: on one device, losses count by rows; else alike.
+        weigh: the setting.
+    """
+    torch.manual_seed(4)
+    model, loss, data = CASES[name]()
+    model.double()
+    first = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(*batch: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        own = loss(*batch)
+        own.backward()
+        optimizer.step()
+        return own
+
+    for parts in data:
+        rows = [len(batch[0]) if by_rows else 1 for batch in parts]
+        optimizer.zero_grad()
+        for count, batch in zip(rows, parts, strict=True):
+            (loss(*batch) * count / sum(rows)).backward()
+        optimizer.step()
+    expected = {key: value.clone() for key, value in model.state_dict().items()}
+
+    model.load_state_dict(first)
+    runner = Runner(step, discover(step), Config(workers=1, weigh_batches=weigh), world)
+    try:
+        for parts in data:
+            runner.run(*parts[world.rank])
+    except ParallaxError as error:
+        return f"{type(error).__name__}: {error}"
+    (own,) = runner._objects.models
+    found: dict[str, Any] = runner.state_dict()[own]
+    return max(float((expected[key] - found[key]).abs().max()) for key in expected)
