@@ -13,13 +13,14 @@ from parallax.ops import marks
 
 ADVERSARIES = [f"adversaries, {variant}" for variant in user_steps.ADVERSARIES]
 OTHERS = [name for name in user_steps.CASES if name not in ADVERSARIES]
-TABLES = ("steps_by_signs", "sparse_momentum", "bags_of_short_ids")
+TABLES = ("steps_by_signs", "sparse_momentum", "bags_of_short_ids", "averaged_table")
 CELLS = [
     *((name, "HYBRID") for name in OTHERS),
     *((name, builder) for name in ADVERSARIES for builder in ("HYBRID", "PS", "AR")),
     *((name, builder) for name in ADVERSARIES[2:5] for builder in ("UnevenPS", "ZeRO")),
     *((name, builder) for name in TABLES for builder in ("Parallax", "PS", "AR")),
     ("masked_words", "Poseidon"),
+    *(("volume_of_columns", builder) for builder in ("PS", "ZeRO")),
 ]
 
 

@@ -367,6 +367,72 @@ def sparse_neighbours(rows: int) -> Built:
     return [nodes], step, [tuple(torch.randint(30, sizes).unbind()) for _ in range(STEPS)]
 
 
+@case
+def averaged_table(rows: int) -> Built:
+    """A moving average of all tensors at once, which copies them when it begins."""
+    table = nn.Embedding(41, 4).double()
+    average = torch.optim.swa_utils.AveragedModel(
+        table, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+    optimizer = torch.optim.SGD(table.parameters(), 0.1)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = table(ids).square().mean()
+        loss.backward()
+        optimizer.step()
+        average.update_parameters(table)
+        return loss
+
+    return [table, average], step, [(torch.randint(41, (rows, 3)),) for _ in range(STEPS)]
+
+
+# -- How tensors lie ------------------------------------------------------------------------
+
+
+@case
+def volume_of_columns(rows: int) -> Built:
+    """A matrix that lies by columns, as those of orthogonal decompositions do."""
+    model = nn.Module()
+    model.matrix = nn.Parameter(torch.linalg.qr(_numbers(6, 6))[0])
+    assert not model.matrix.is_contiguous()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (x @ model.matrix).square().mean() - torch.linalg.slogdet(model.matrix)[1]
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [model], step, [(_numbers(rows, 6),) for _ in range(STEPS)]
+
+
+def _transposed(rows: int, criterion: Callable[..., torch.Tensor]) -> Built:
+    """A result that does not lie in order, of which kernels make gradients that do."""
+    model = nn.Linear(6, 5).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = criterion(model(x).transpose(1, 2), wanted)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [model], step, [(_numbers(rows, 4, 6), _numbers(rows, 5, 4)) for _ in range(STEPS)]
+
+
+@case
+def transposed_squares(rows: int) -> Built:
+    return _transposed(rows, F.mse_loss)
+
+
+@case
+def transposed_activations(rows: int) -> Built:
+    return _transposed(rows, lambda x, y: (F.softplus(F.hardtanh(x)) * F.relu6(y)).mean())
+
+
 # -- Running them ---------------------------------------------------------------------------
 
 

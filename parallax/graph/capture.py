@@ -20,6 +20,7 @@ from parallax.errors import CaptureError, ModelError, ParallaxError, Unsupported
 from parallax.graph.cleanup import clean
 from parallax.graph.discovery import StepObjects
 from parallax.graph.gradient_order import advance_gradients
+from parallax.graph.layouts import copy_before_views
 from parallax.graph.losses import write_softmax_gradients_once
 from parallax.graph.products import join_products
 from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
@@ -201,6 +202,7 @@ def _capture_once(
     )
     clean(graph)
     stack_in_order(graph.graph)
+    copy_before_views(graph.graph)
     join_products(graph.graph)
     advance_gradients(graph.graph)
     write_softmax_gradients_once(graph.graph)

@@ -11,10 +11,11 @@ from torch.fx.node import map_arg
 aten: Any = torch.ops.aten
 
 
-def add_call(graph: Graph, target: Any, *args: Any) -> Node:
+def add_call(graph: Graph, target: Any, *args: Any, **named: Any) -> Node:
     """A call at the graph's insertion point, with the example value that it gives."""
-    node: Node = graph.call_function(target, args)
-    node.meta["val"] = target(*map_arg(args, lambda source: source.meta["val"]))
+    node: Node = graph.call_function(target, args, named)
+    values, others = map_arg((args, named), lambda source: source.meta["val"])
+    node.meta["val"] = target(*values, **others)
     return node
 
 

@@ -13,6 +13,7 @@ import torch
 
 from parallax.errors import UnsupportedError
 from parallax.graph.discovery import StepObjects
+from parallax.graph.foreach import without_foreach
 from parallax.graph.recurrent import whole_layers
 from parallax.graph.replaced import replaced
 from parallax.graph.scalars import symbolic_math
@@ -21,7 +22,6 @@ from parallax.graph.torch_internals import (
     FakeTensorMode,
     gradients_through,
     without_dynamo,
-    without_foreach,
     without_fused_rnn,
     without_set_data,
 )

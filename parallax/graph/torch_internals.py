@@ -42,7 +42,6 @@ __all__ = [
     "swapped",
     "trace",
     "without_dynamo",
-    "without_foreach",
     "without_fused_rnn",
     "without_set_data",
 ]
@@ -162,27 +161,6 @@ def swapped(real: Sequence[torch.Tensor], fakes: Sequence[torch.Tensor]) -> Iter
     finally:
         for left, right in reversed(done):
             _swap(left, right)
-
-
-@contextlib.contextmanager
-def without_foreach() -> Iterator[None]:
-    """Let torch's utilities take their one-tensor-at-a-time paths, which rewriting understands."""
-    import torch.utils._foreach_utils as foreach
-
-    clip: Any = torch.nn.utils.clip_grad
-    patched = [
-        (module, name, getattr(module, name))
-        for module in (foreach, clip)
-        for name in ("_has_foreach_support", "_device_has_foreach_support")
-        if hasattr(module, name)
-    ]
-    try:
-        for module, name, _ in patched:
-            setattr(module, name, lambda *args, **kwargs: False)
-        yield
-    finally:
-        for module, name, original in patched:
-            setattr(module, name, original)
 
 
 @contextlib.contextmanager

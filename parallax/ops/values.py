@@ -14,7 +14,7 @@ class GatherSpec(MessageSpec):
     """Variables of which every worker has some rows, and which are read whole.
 
     Args:
-        shapes, dtypes: of the whole variables.
+        shapes, strides, dtypes: of the whole variables.
         ranges: of each variable, by worker, its first and one-past-last row.
         axes: of each, along which its rows lie.
         messages: of each, the message that brings it.
@@ -23,6 +23,7 @@ class GatherSpec(MessageSpec):
     """
 
     shapes: tuple[tuple[int, ...], ...]
+    strides: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     ranges: tuple[tuple[tuple[int, int], ...], ...]
     axes: tuple[int, ...]

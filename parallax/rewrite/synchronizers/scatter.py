@@ -87,12 +87,20 @@ def _spec(work: Rewriting, messages: Sequence[Sequence[str]]) -> GatherSpec:
     return GatherSpec(
         tuple(names),
         tuple(variable.shape for variable in variables),
+        tuple(_strides(work, name) for name in names),
         tuple(variable.dtype for variable in variables),
         tuple(work.layout(name).ranges() for name in names),
         tuple(work.layout(name).axis for name in names),
         tuple(number for number, group in enumerate(messages) for _ in group),
         tuple(work.ring(group[0]) for group in messages),
     )
+
+
+def _strides(work: Rewriting, name: str) -> tuple[int, ...]:
+    """How a variable lies in memory: its readers were captured for that."""
+    place = work.step.placeholder(name)
+    assert place is not None
+    return tuple(place.meta["val"].stride())
 
 
 def _replace(work: Rewriting, name: str, readers: list[Node], whole: Node) -> None:

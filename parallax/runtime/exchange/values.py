@@ -120,7 +120,7 @@ class ValueGather:
         self._pending.pop(number).wait()
         spec, received = self.spec, self._buffers[number]
         places = spec.of_message(number)
-        if len(places) == 1 and _in_order(spec.ranges[places[0]], spec.axes[places[0]]):
+        if len(places) == 1 and self._lies_as_it_comes(places[0]):
             return [received.all.view(spec.shapes[places[0]])]
         offset = 0
         for worker in range(self.world.size):
@@ -133,11 +133,19 @@ class ValueGather:
                 whole[first:last].copy_(part.view(last - first, *whole.shape[1:]))
         return [self._whole(place) for place in places]
 
+    def _lies_as_it_comes(self, place: int) -> bool:
+        spec = self.spec
+        usual = torch.empty(spec.shapes[place], device="meta").stride()
+        return spec.strides[place] == usual and _in_order(spec.ranges[place], spec.axes[place])
+
     def _whole(self, place: int) -> torch.Tensor:
         if place not in self._wholes:
             spec = self.spec
-            self._wholes[place] = torch.empty(
-                spec.shapes[place], dtype=spec.dtypes[place], device=self.world.device
+            self._wholes[place] = torch.empty_strided(
+                spec.shapes[place],
+                spec.strides[place],
+                dtype=spec.dtypes[place],
+                device=self.world.device,
             )
         return self._wholes[place]
 

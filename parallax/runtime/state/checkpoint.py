@@ -81,7 +81,7 @@ def _gather(layout: RowLayout, shard: torch.Tensor, world: World) -> torch.Tenso
     if layout.partition == "whole":
         (owner,) = layout.owners
         whole = (
-            shard.clone()
+            shard.clone(memory_format=torch.contiguous_format)
             if world.rank == owner
             else shard.new_empty((layout.rows, *shard.shape[1:]))
         )
