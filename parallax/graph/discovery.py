@@ -211,7 +211,7 @@ class _Walker:
                 if isinstance(call, types.FunctionType):
                     self.visit_callable(call, depth + 1)
             return
-        if id(function) in self.seen or (depth > 0 and _is_library(function.__code__.co_filename)):
+        if id(function) in self.seen or (depth > 0 and is_library_code(function.__code__)):
             return
         self._keep(function)
         self.found.functions.append(function)
@@ -307,6 +307,11 @@ def _global_names(code: types.CodeType) -> list[str]:
         if isinstance(constant, types.CodeType):
             names += _global_names(constant)
     return list(dict.fromkeys(names))
+
+
+def is_library_code(code: types.CodeType) -> bool:
+    """Whether code is of an installed package."""
+    return _is_library(code.co_filename)
 
 
 def _is_library(filename: str) -> bool:

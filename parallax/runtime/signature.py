@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,13 @@ from torch.utils import _pytree as pytree
 
 from parallax.errors import BatchError
 from parallax.graph.discovery import StepObjects
+from parallax.graph.outside import OutsideValues
 from parallax.graph.sizes import Shapes
+
+logger = logging.getLogger("parallax")
+
+MANY_CHANGES = 5
+"""Of values that a step reads besides its batch, after which its user is told."""
 
 Signature = tuple[Hashable, ...]
 STRUCTURE = 0
@@ -24,6 +31,9 @@ class SignatureReader:
 
     def __init__(self, objects: StepObjects) -> None:
         self._objects = objects
+        self._outside = OutsideValues(objects)
+        self._last: tuple[Hashable, ...] = ()
+        self._changes = 0
         self._optimizers = list(objects.optimizers.values())
         self._look()
 
@@ -56,7 +66,25 @@ class SignatureReader:
             tuple([parameter.requires_grad for parameter in self._parameters]),
             self._optimizer_part(),
             tuple(self._structure),
+            self._read_outside(),
         ), flat
+
+    def _read_outside(self) -> tuple[Hashable, ...]:
+        """Python values that the step reads besides its batch."""
+        values = self._outside.read()
+        if values != self._last and self._last:
+            self._changes += 1
+            if self._changes == MANY_CHANGES:
+                pairs = zip(self._outside.names, self._last, values, strict=True)
+                changed = [name for name, old, new in pairs if old != new]
+                logger.warning(
+                    "the step reads %s, which has changed %d times; it is captured anew for each "
+                    "new value: pass what often changes to runner.run() as a float or a tensor",
+                    ", ".join(changed[:3]),
+                    MANY_CHANGES,
+                )
+        self._last = values
+        return values
 
     def _optimizer_part(self) -> Hashable:
         parts: list[Hashable] = []

@@ -1,0 +1,209 @@
+"""Python values that a step reads besides its batch: its graph takes them for granted.
+
+An attribute of a trainer, an entry of a configuration, a global name: what the step's Python does
+follows from them, and the script may change them between steps. They are read before each step and
+are part of what a graph is valid for. Which of them the step reads is told by names: those that
+code loads which the step can reach.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from parallax.errors import UnsupportedError
+from parallax.graph.discovery import GlobalName, StepObjects, is_library_code
+
+_CALLED_UNNAMED = ("forward", "__call__")
+_OF_LIBRARY = ("p", "momentum", "eps")
+"""Numbers of PyTorch's own layers that scripts change."""
+_MISSING = object()
+_CALLABLE = (types.FunctionType, types.BuiltinFunctionType, type)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a value is: how the user would name it, and how it is read."""
+
+    name: str
+    get: Callable[[], Any]
+
+
+class OutsideValues:
+    """The values of one step, read anew before each call."""
+
+    def __init__(self, objects: StepObjects) -> None:
+        names = _names_of(objects)
+        self._places = list(dict.fromkeys(_places(objects, names)))
+        self._owned = {
+            index: (place, value)
+            for index, place in enumerate(self._places)
+            if isinstance(value := place.get(), torch.nn.Module | Optimizer | LRScheduler)
+        }
+        self._getters = [place.get for place in self._places]
+
+    @property
+    def names(self) -> list[str]:
+        """Of the values, as :meth:`read` has them."""
+        return [place.name for place in self._places]
+
+    def read(self) -> tuple[Hashable, ...]:
+        """What they are now; other than plain values and functions count for nothing.
+
+        Raises:
+            UnsupportedError: a model, an optimizer or a scheduler is another one than at first.
+        """
+        values = [get() for get in self._getters]
+        for index, (place, first) in self._owned.items():
+            if values[index] is not first:
+                raise UnsupportedError(
+                    f"{place.name!r} is another {type(first).__name__} than in the first step.",
+                    hint="change it in place (its parameter groups, load_state_dict()), or make "
+                    "another runner for what comes then.",
+                )
+        return tuple([_told(value) for value in values])
+
+
+def _told(value: Any) -> Hashable:
+    if value is None or isinstance(value, bool | int | float | str | torch.dtype):
+        return value
+    return value if isinstance(value, _CALLABLE) else _MISSING
+
+
+# -- Which names are read -----------------------------------------------------------------------
+
+
+def _names_of(objects: StepObjects) -> set[str]:
+    """Names that code loads which the step can reach: its functions, and methods by their names."""
+    queue = list(objects.functions)
+    methods = _methods(objects)
+    names: set[str] = set(_CALLED_UNNAMED)
+    seen: set[types.CodeType] = set()
+    while True:
+        while queue:
+            function = queue.pop()
+            if function.__code__ in seen:
+                continue
+            seen.add(function.__code__)
+            names |= _loaded(function.__code__)
+            queue += _called(function)
+        queue = [one for name, one in methods if name in names and one.__code__ not in seen]
+        if not queue:
+            return names
+
+
+def _called(function: types.FunctionType) -> Iterator[types.FunctionType]:
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, types.FunctionType) and not is_library_code(value.__code__):
+            yield value
+
+
+def _loaded(code: types.CodeType) -> set[str]:
+    """Attributes, globals, and texts, which may be keys."""
+    names = {
+        str(instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER", "LOAD_GLOBAL"))
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            names.add(constant)
+        elif isinstance(constant, types.CodeType):
+            names |= _loaded(constant)
+    return names
+
+
+def _methods(objects: StepObjects) -> list[tuple[str, types.FunctionType]]:
+    """Of the user's classes, by name."""
+    holders = [*objects.optimizers.values(), *(value for _, value in objects.containers)]
+    holders += [module for model in objects.models.values() for module in model.modules()]
+    found: list[tuple[str, types.FunctionType]] = []
+    for kind in dict.fromkeys(one for value in holders for one in type(value).__mro__):
+        for name, value in vars(kind).items():
+            function = value.fget if isinstance(value, property) else value
+            function = getattr(function, "__func__", function)
+            if isinstance(function, types.FunctionType) and not is_library_code(function.__code__):
+                found.append((name, function))
+    return found
+
+
+# -- Where values are ---------------------------------------------------------------------------
+
+
+def _places(objects: StepObjects, names: set[str]) -> Iterator[_Place]:
+    for name, container in objects.containers:
+        if isinstance(container, types.CellType):
+            yield _Place(name, _Cell(container))
+        elif isinstance(container, GlobalName):
+            yield _Place(name, _Item(container.home, container.name))
+        elif isinstance(container, Mapping):
+            keys = [key for key in container if isinstance(key, str) and key in names]
+            yield from (_Place(f"{name}[{key!r}]", _Item(container, key)) for key in keys)
+        elif hasattr(container, "__dict__"):
+            yield from _attributes(name, container, names)
+    for name, optimizer in objects.optimizers.items():
+        if not is_library_class(type(optimizer)):
+            own = names - vars(Optimizer).keys()
+            yield from _attributes(name, optimizer, {n for n in own if not n.startswith("_")})
+    for root, model in objects.models.items():
+        for path, module in model.named_modules():
+            known = names if not is_library_class(type(module)) else set(_OF_LIBRARY)
+            label = f"{root}.{path}" if path else root
+            yield from _attributes(label, module, known - {"training"})
+
+
+def _attributes(name: str, owner: Any, names: set[str]) -> Iterator[_Place]:
+    """Plain attributes, of an object or of its class."""
+    own = vars(owner)
+    of_class = {key for kind in type(owner).__mro__ for key in vars(kind)} - own.keys()
+    for key in sorted(names & {*own, *of_class}):
+        if key in own or _is_plain(getattr(type(owner), key, None)):
+            yield _Place(f"{name}.{key}", _Attribute(owner, key))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def is_library_class(kind: type) -> bool:
+    """Whether a class is of an installed package."""
+    forward: Any = vars(kind).get("forward") or vars(kind).get("step") or vars(kind).get("__init__")
+    code = getattr(forward, "__code__", None)
+    return code is not None and is_library_code(code)
+
+
+@dataclass(frozen=True, eq=False)
+class _Cell:
+    cell: types.CellType
+
+    def __call__(self) -> Any:
+        try:
+            return self.cell.cell_contents
+        except ValueError:
+            return _MISSING
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    home: Mapping[Any, Any]
+    key: str
+
+    def __call__(self) -> Any:
+        return self.home.get(self.key, _MISSING)
+
+
+@dataclass(frozen=True, eq=False)
+class _Attribute:
+    owner: Any
+    key: str
+
+    def __call__(self) -> Any:
+        return getattr(self.owner, self.key, _MISSING)
