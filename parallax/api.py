@@ -68,7 +68,7 @@ def get_runner(
             resource_info,
             workers=settings.workers,
             redirect_path=settings.redirect_path,
-            seed=settings.seed,
+            seed=_base_seed(settings),
         )
     else:
         prepare_worker_process(environment)
@@ -80,6 +80,11 @@ def get_runner(
     if settings.seed is None and (seed := launch_seed()) is not None and world.size > 1:
         torch.manual_seed(seed)
     return Runner(step, objects, settings, world, known_sizes)
+
+
+def _base_seed(settings: Config) -> int:
+    """Of all workers' random numbers: torch's, which is the script's if that has set one."""
+    return torch.initial_seed() & 0x7FFFFFFF if settings.seed is None else settings.seed
 
 
 def parallel_run(

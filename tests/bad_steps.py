@@ -331,6 +331,18 @@ def thaws(world: World) -> None:
     runner.run(rows())
 
 
+def freezes(world: World) -> None:
+    """A table that is frozen when its rows are on the workers."""
+    model = nn.Sequential(nn.Embedding(20, 3), nn.Linear(3, 1))
+    step = plain(model, torch.optim.SGD(model.parameters(), 0.1))
+    config = Config(workers=1, strategy="Parallax")
+    runner = Runner(step, discover(step), config, world)
+    ids = torch.arange(4)
+    runner.run(ids)
+    model[0].requires_grad_(False)
+    runner.run(ids)
+
+
 def batch_norm_warning(world: World) -> list[str]:
     """What is logged for a model whose numbers depend on how the batch is divided."""
     seen: list[str] = []

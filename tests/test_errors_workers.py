@@ -179,6 +179,11 @@ def test_a_variable_that_is_trained_only_later_is_named(pool: Pool) -> None:
     all_raise(pool, 2, "UnsupportedError", fragments, bad_steps.thaws)
 
 
+def test_a_table_that_is_frozen_later_is_named(pool: Pool) -> None:
+    fragments = ("'0.weight' was frozen after the first step", "learning rate of its group to zero")
+    all_raise(pool, 2, "UnsupportedError", fragments, bad_steps.freezes)
+
+
 def test_batch_norm_is_warned_of_once(pool: Pool) -> None:
     for seen in pool.run(2, bad_steps.batch_norm_warning):
         found = [text for text in seen if "BatchNorm" in text]

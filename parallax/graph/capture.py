@@ -17,11 +17,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.errors import CaptureError, ModelError, ParallaxError, UnsupportedError
+from parallax.graph.aliases import memory_of
 from parallax.graph.cleanup import clean
 from parallax.graph.discovery import StepObjects
 from parallax.graph.gradient_order import advance_gradients
 from parallax.graph.layouts import copy_before_views
 from parallax.graph.losses import write_softmax_gradients_once
+from parallax.graph.operations import written_inputs
 from parallax.graph.products import join_products
 from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
 from parallax.graph.sizes import BatchSizes, Place, shapes_of
@@ -173,6 +175,13 @@ def _capture_once(
         raise _capture_error(error, step) from error
     finally:
         changed = snapshot.restore()
+    if snapshot.counted:
+        raise UnsupportedError(
+            f"An optimizer counts in a Python number, which would stay as it is: "
+            f"{', '.join(snapshot.counted)}.",
+            hint="keep the count in the state of a parameter, or as a float in a group: "
+            "self.state[p]['step'] += 1, group['step'] += 1.0.",
+        )
     if changed:
         recording.notes.append(
             "the step changes Python values, which happens at capture only and is undone: "
@@ -201,6 +210,7 @@ def _capture_once(
         notes=recording.notes,
     )
     clean(graph)
+    _refuse_unknown_state(graph)
     stack_in_order(graph.graph)
     copy_before_views(graph.graph)
     join_products(graph.graph)
@@ -208,6 +218,21 @@ def _capture_once(
     write_softmax_gradients_once(graph.graph)
     module.recompile()
     return graph, traced.carried
+
+
+def _refuse_unknown_state(step: StepGraph) -> None:
+    """Whatever the graph changes must be state that was found, or the step's own."""
+    for node in step.graph.nodes:
+        for source in written_inputs(node):
+            if memory_of(source).op == "get_attr":
+                raise UnsupportedError(
+                    "The step changes a tensor where parallax does not look for state, so it would "
+                    "not be the workers' common one, nor saved.",
+                    hint="register it as a buffer, or keep it in an attribute of a model, an "
+                    "optimizer or an object, in a dict or a list that the step reaches; not in a "
+                    "deque, a class or a function.",
+                    where=source_line(*place) if (place := node.meta.get("user_place")) else None,
+                )
 
 
 def _device(leaf: Leaf, devices: Mapping[str, torch.device]) -> torch.device:

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.errors import BatchError, ModelError, UnsupportedError, VariableError
-from parallax.graph.discovery import StepObjects
+from parallax.graph.discovery import Attributes, StepObjects
 from parallax.graph.state import Leaf, leaves, parameter_names
 from parallax.graph.torch_internals import raw_ptr_ranges
 from parallax.graph.user_code import line_of
@@ -144,12 +144,21 @@ def _check_optimizers(objects: StepObjects) -> None:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 other = owner.setdefault(id(parameter), root)
-                if other != root:
+                if other != root and not _calls(objects.optimizers[other], optimizer):
                     name = names.get(id(parameter), "a parameter")
                     raise UnsupportedError(
                         f"Two optimizers, {other!r} and {root!r}, update {name!r}.",
                         hint="give each parameter to one optimizer.",
                     )
+
+
+def _calls(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+    """Whether one of two optimizers holds the other, and updates by it (SAM, Lookahead)."""
+    return any(
+        value is inner
+        for outer, inner in ((one, other), (other, one))
+        for _, value in Attributes(outer).items()
+    )
 
 
 def check_unchanged(before: Mapping[str, Leaf], now: Mapping[str, Leaf]) -> None:

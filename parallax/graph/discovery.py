@@ -136,11 +136,19 @@ class _Walker:
         if isinstance(value, torch.nn.Module):
             self._keep(value)
             if not any(value in m.modules() for m in found.models.values()):
-                found.models[self._name(name, found.models)] = value
+                unique = self._name(name, found.models)
+                found.models[unique] = value
+                for path, module in value.named_modules():
+                    self._visit_attributes(f"{unique}.{path}" if path else unique, module)
             return False
         if isinstance(value, Optimizer):
             self._keep(value)
-            found.optimizers[self._name(name, found.optimizers)] = value
+            unique = self._name(name, found.optimizers)
+            found.optimizers[unique] = value
+            for key, item in Attributes(value).items():  # an optimizer that this one calls
+                if isinstance(item, Optimizer | LRScheduler):
+                    self.visit(f"{name}.{key}", item, depth + 1)
+            self._visit_attributes(unique, value)
             return False
         if isinstance(value, LRScheduler):
             self._keep(value)
@@ -174,6 +182,15 @@ class _Walker:
             self._contain(name, value)
             return self._visit_members(name, value, depth)
         return False
+
+    def _visit_attributes(self, name: str, owner: torch.nn.Module | Optimizer) -> None:
+        """Tensors that a module or an optimizer holds besides those that it is known for."""
+        attributes = Attributes(owner)
+        may_keep = isinstance(owner, Optimizer) and any(
+            isinstance(item, dict | list) for _, item in attributes.items()
+        )
+        if may_keep or _holds_tensors(attributes, 0):
+            self.found.holders[self._name(name, self.found.holders)] = attributes
 
     def _keep(self, value: Any) -> None:
         # The reference keeps ids from being reused while walking.
@@ -276,8 +293,63 @@ class LoneTensor:
         self.value = value
 
 
+_OWN_ATTRIBUTES = {
+    *vars(torch.nn.Module()),
+    *vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)),
+    *("forward_pre_hooks", "training"),
+}
+"""What modules and optimizers keep by themselves."""
+
+
+class Attributes:
+    """The attributes of a module or an optimizer that are its user's, as an object of their own."""
+
+    def __init__(self, owner: torch.nn.Module | Optimizer) -> None:
+        object.__setattr__(self, "_owner", owner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_owner"), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(object.__getattribute__(self, "_owner"), name, value)
+
+    def items(self) -> list[tuple[str, Any]]:
+        """By name; tensors only where they are state: not trained, computed, or of a parameter."""
+        owner = object.__getattribute__(self, "_owner")
+        shared = _memory_of_variables(owner)
+        return [
+            (key, value)
+            for key, value in vars(owner).items()
+            if key not in _OWN_ATTRIBUTES and not _is_computed(value, shared)
+        ]
+
+
+def _memory_of_variables(owner: torch.nn.Module | Optimizer) -> set[int]:
+    if isinstance(owner, Optimizer):
+        return set()
+    return {t.untyped_storage()._cdata for t in (*owner.parameters(), *owner.buffers())}
+
+
+def _is_computed(value: Any, shared: set[int]) -> bool:
+    return isinstance(value, torch.Tensor) and (
+        value.requires_grad
+        or value.layout is not torch.strided
+        or value.untyped_storage()._cdata in shared
+    )
+
+
+def _holds_tensors(value: Any, depth: int) -> bool:
+    return depth <= _MAX_DEPTH and any(
+        isinstance(item, torch.Tensor)
+        or (isinstance(item, dict | list | tuple) and _holds_tensors(item, depth + 1))
+        for _, item in members(value)
+    )
+
+
 def members(value: Any) -> list[tuple[Any, Any]]:
     """Keys and values of a container, or the attributes of a user's object."""
+    if isinstance(value, Attributes):
+        return list(value.items())
     if isinstance(value, Mapping):
         return list(value.items())
     if isinstance(value, list | tuple):
@@ -321,6 +393,8 @@ def _is_library(filename: str) -> bool:
 
 
 def _is_user_object(value: Any) -> bool:
+    if isinstance(value, types.SimpleNamespace):
+        return True
     if not hasattr(value, "__dict__") or isinstance(value, torch.utils.data.Dataset):
         return False
     module = sys.modules.get(type(value).__module__)

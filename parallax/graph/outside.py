@@ -22,8 +22,6 @@ from parallax.errors import UnsupportedError
 from parallax.graph.discovery import GlobalName, StepObjects, is_library_code
 
 _CALLED_UNNAMED = ("forward", "__call__")
-_OF_LIBRARY = ("p", "momentum", "eps")
-"""Numbers of PyTorch's own layers that scripts change."""
 _MISSING = object()
 _CALLABLE = (types.FunctionType, types.BuiltinFunctionType, type)
 
@@ -155,9 +153,11 @@ def _places(objects: StepObjects, names: set[str]) -> Iterator[_Place]:
             yield from _attributes(name, optimizer, {n for n in own if not n.startswith("_")})
     for root, model in objects.models.items():
         for path, module in model.named_modules():
-            known = names if not is_library_class(type(module)) else set(_OF_LIBRARY)
+            known = names - {"training"}
+            if is_library_class(type(module)):  # its own code is not read; rates and thresholds
+                known = {key for key, value in vars(module).items() if isinstance(value, float)}
             label = f"{root}.{path}" if path else root
-            yield from _attributes(label, module, known - {"training"})
+            yield from _attributes(label, module, known)
 
 
 def _attributes(name: str, owner: Any, names: set[str]) -> Iterator[_Place]:

@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from parallax.errors import SourceLine
-from parallax.graph.discovery import GlobalName, LoneTensor, StepObjects
+from parallax.graph.discovery import Attributes, GlobalName, LoneTensor, StepObjects
 
 _MAX_ITEMS = 100_000
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
@@ -39,9 +39,11 @@ class Snapshot:
         self._holders: set[int] = set()
         """Containers whose new tensors are new state."""
         self._seen: set[int] = set()
+        self.counted: list[str] = []
         for root, model in objects.models.items():
             for path, module in model.named_modules():
                 self._keep_module(f"{root}.{path}" if path else root, module)
+        self._counters = list(_counters(objects))
         for optimizer in objects.optimizers.values():
             self._keep(vars(optimizer))
             self._walk(optimizer.state, 0)
@@ -49,6 +51,9 @@ class Snapshot:
         for holder in objects.holders.values():
             if isinstance(holder, LoneTensor):
                 self._lone.append((holder, holder.current()))
+            elif isinstance(holder, Attributes):  # whose owner is kept already
+                for _, value in holder.items():
+                    self._walk(value, 0)
             else:
                 self._walk(holder, 0)
         for scheduler in objects.schedulers.values():
@@ -109,9 +114,15 @@ class Snapshot:
         """Put everything back.
 
         Returns:
-            For each plain Python value that the step changed, its name and the line of the change.
+            For each plain Python value that the step changed, its name and the line of the change;
+            ``counted`` are those that an optimizer keeps, which its updates follow.
         """
         changed = self._changed()
+        self.counted = [
+            self._with_line(name, name)
+            for name, container, key, number in self._counters
+            if container.get(key) != number
+        ]
         for container, copy in self._saved:
             _put_back(container, copy)
         for holder, value in self._lone:
@@ -155,6 +166,18 @@ class Snapshot:
                 if pattern.search(text):
                     return SourceLine(code.co_filename, number, text.strip())
         return None
+
+
+def _counters(objects: StepObjects) -> Iterator[tuple[str, dict[str, Any], str, int]]:
+    """Whole numbers of optimizers, whose name does not say that they are nobody's business; those
+    with a point are state."""
+    for name, optimizer in objects.optimizers.items():
+        homes = [(name, vars(optimizer))]
+        homes += [(f"{name}.group{i}", group) for i, group in enumerate(optimizer.param_groups)]
+        for label, home in homes:
+            for key, value in home.items():
+                if type(value) is int and not key.startswith("_"):
+                    yield f"{label}.{key}", home, key, value
 
 
 def _content(container: GlobalName | types.CellType) -> Any:

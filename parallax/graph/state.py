@@ -100,14 +100,18 @@ def _all(objects: StepObjects, names: dict[int, str]) -> Iterator[Leaf]:
                 yield Leaf(known, "parameter", tensor, _refuse(known), get, known, root, key)
             else:
                 yield Leaf(_dotted(root, key), "tensor", tensor, put, get, None, root, key)
+    known_groups: set[int] = set()
     for root, optimizer in objects.optimizers.items():
-        yield from _optimizer_leaves(root, optimizer, names)
+        yield from _optimizer_leaves(root, optimizer, names, known_groups)
 
 
-def _optimizer_leaves(root: str, optimizer: Optimizer, names: dict[int, str]) -> Iterator[Leaf]:
+def _optimizer_leaves(
+    root: str, optimizer: Optimizer, names: dict[int, str], known_groups: set[int]
+) -> Iterator[Leaf]:
+    """Of a group that an optimizer shares with one that it calls, the numbers are told once."""
     for index, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
-            if key == "params":
+            if key == "params" or id(group) in known_groups:
                 continue
             for sub, number in _numbers(value):
                 if isinstance(number, float | torch.Tensor | torch.SymFloat):
@@ -123,6 +127,7 @@ def _optimizer_leaves(root: str, optimizer: Optimizer, names: dict[int, str]) ->
                     name = f"{root}.{variable}.{_join(key, *sub)}"
                     get, put = _slot(optimizer, parameter, (key, *sub))
                     yield Leaf(name, "slot", item, put, get, variable, root, path)
+        known_groups.add(id(group))
 
 
 def _numbers(value: Any) -> Iterator[tuple[Key, Any]]:

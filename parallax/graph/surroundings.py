@@ -65,9 +65,10 @@ def prepared(
                 handles.append(_mark(leaf, recording, left))
         for optimizer in objects.optimizers.values():
             _one_at_a_time(optimizer)
-            handles.append(
-                optimizer.register_step_post_hook(lambda o, *_: recording.stepped.add(id(o)))
-            )
+            if hasattr(optimizer, "_optimizer_step_post_hooks"):  # its class called super()
+                handles.append(
+                    optimizer.register_step_post_hook(lambda o, *_: recording.stepped.add(id(o)))
+                )
         for scheduler in objects.schedulers.values():
             scheduler.step = _recorder(scheduler, recording)  # type: ignore[method-assign]
         stack.enter_context(gradients_through(_marking(tensors, recording)))
@@ -85,6 +86,9 @@ def prepared(
         stack.enter_context(without_fused_rnn())
         stack.enter_context(whole_layers())
         stack.enter_context(torch.enable_grad())
+        if torch.is_anomaly_enabled():
+            recording.notes.append("anomaly detection (autograd) does not look into captured steps")
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))
         yield
 
 

@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.errors import BatchError
+from parallax.graph.containers import flatten
 from parallax.runtime.comm.control import Step
 from parallax.runtime.comm.weighing import Weighing
 from parallax.runtime.comm.world import World
@@ -77,7 +78,7 @@ class Batches(Iterator[Any]):
             except Exception as error:
                 self._source, self._failure = None, error
             else:
-                flat = pytree.tree_leaves(batch)
+                flat, _ = flatten(batch)
                 self._coming.append((batch, flat, versions_of(flat)))
 
     def after(self, flat: Sequence[Any]) -> list[list[Any]]:

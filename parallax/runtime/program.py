@@ -75,7 +75,10 @@ class Program:
         return result
 
     def guards_hold(self) -> bool:
-        """Whether every branch of the optimizer's Python would be decided as at capture."""
+        """Whether every branch of the optimizer's Python would be decided as at capture; what it
+        made then is not there yet."""
+        if any(name in self._state.leaves for name in self.step.new_leaves):
+            return False
         return all(
             guard.holds({name: self._state.value(name) for name in guard.inputs})
             for guard in self.step.guards

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from parallax.errors import BatchError
+from parallax.graph.containers import flatten
 from parallax.graph.discovery import StepObjects
 from parallax.graph.outside import OutsideValues
 from parallax.graph.sizes import Shapes
@@ -54,7 +54,7 @@ class SignatureReader:
         Raises:
             BatchError: the batch holds something that cannot be an input of a graph.
         """
-        flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        flat, spec = flatten((tuple(args), dict(kwargs)))
         batch = tuple([_describe(item) for item in flat])
         structure = self._read_structure()
         if structure != self._structure:
@@ -119,7 +119,8 @@ def _describe(item: Any) -> Hashable:
         raise BatchError(
             f"The batch holds a {type(item).__name__}, which is neither a tensor, a number, "
             "a string nor a container of them.",
-            hint="pass tensors; register other containers with torch.utils._pytree.",
+            hint="pass tensors in tuples, lists, mappings or dataclasses; register other "
+            "containers with torch.utils._pytree.",
         ) from None
     return (type(item), item)
 
@@ -148,7 +149,7 @@ def _may_vary(description: Any) -> bool:
 
 def structure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """What must be equal on all workers of a batch: nesting, kinds, dtypes and ranks."""
-    flat, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+    flat, spec = flatten((tuple(args), dict(kwargs)))
     parts = [
         f"{str(item.dtype).removeprefix('torch.')} tensor of {item.dim()} dimensions"
         if isinstance(item, torch.Tensor)

@@ -336,8 +336,18 @@ def check_still_fits(strategy: Strategy, variables: Mapping[str, Variable]) -> N
     """Check that a graph which was captured later can be rewritten by the same strategy.
 
     Raises:
-        UnsupportedError: a variable is trained only now, or its update cannot be sharded any more.
+        UnsupportedError: a variable is trained only now, or its update cannot be sharded any more,
+            or it is frozen while each worker has a part of it.
     """
+    for name, made in strategy.variables.items():
+        if name not in variables and facts(made).sharded and strategy.replicas > 1:
+            raise UnsupportedError(
+                f"{name!r} was frozen after the first step, when its rows had been dealt to the "
+                "workers.",
+                hint="set the learning rate of its group to zero instead, freeze it before the "
+                'first step, or use parallax.Config(run_option="AR"), which replicates all '
+                "variables.",
+            )
     for name, variable in variables.items():
         decided = strategy.variables.get(name)
         choice = "none" if decided is None else decided.synchronizer

@@ -1,0 +1,202 @@
+"""What a step reads or keeps outside of its batch and its models: read anew, lifted, or refused."""
+
+from __future__ import annotations
+
+import collections
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import user_steps
+from errors_help import raised
+from torch import nn
+
+from parallax.config import Config
+from parallax.errors import UnsupportedError
+from parallax.graph.discovery import discover
+from parallax.runtime.comm.world import single
+from parallax.runtime.runner import Runner
+
+ONES = torch.ones(2, 3)
+
+
+def alone(step: Callable[..., Any]) -> Runner:
+    return Runner(step, discover(step), Config(workers=1), single(torch.device("cpu")))
+
+
+class Trainer:
+    """A step as a method, with everything that people give it besides the batch."""
+
+    weight = 1.0
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(3, 2), nn.Threshold(0.0, 0.0))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.settings = {"power": 2, "unused": 0}
+        self.criterion = F.mse_loss
+        self.seen = 0
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        wanted = torch.zeros(2, 2)
+        return self.weight * self.criterion(self.model(x) ** self.settings["power"], wanted)
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.loss(x) * FACTOR["now"]
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def fit(self, runner: Runner) -> None:
+        """Not what the step calls."""
+        self.seen += 1
+        self.settings["unused"] += 1
+        runner.run(ONES)
+
+
+FACTOR = {"now": 1.0}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda trainer: setattr(trainer, "weight", 0.5),
+        lambda trainer: trainer.settings.update(power=3),
+        lambda trainer: setattr(trainer, "criterion", F.l1_loss),
+        lambda trainer: setattr(trainer.model[1], "threshold", 0.2),
+        lambda trainer: FACTOR.update(now=FACTOR["now"] + 1),
+    ],
+    ids=["attribute", "entry", "function", "layer", "global"],
+)
+def test_values_that_the_step_reads_are_read_anew(change: Callable[[Trainer], Any]) -> None:
+    plain, mine = Trainer(), Trainer()
+    runner = alone(mine.step)
+    for changing in (False, True, False):
+        if changing:
+            change(mine)
+            plain.weight, plain.criterion = mine.weight, mine.criterion
+            plain.settings["power"] = mine.settings["power"]
+            plain.model[1].threshold = mine.model[1].threshold
+        torch.testing.assert_close(runner.run(ONES), plain.step(ONES).detach())
+    for own, expected in zip(mine.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(own, expected)
+
+
+def test_values_that_the_step_does_not_read_cost_no_capture() -> None:
+    trainer = Trainer()
+    runner = alone(trainer.step)
+    for _ in range(4):
+        trainer.fit(runner)
+    assert trainer.seen == trainer.settings["unused"] == 4
+    assert runner._captures == 1
+
+
+def test_what_changes_often_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer()
+    runner = alone(trainer.step)
+    with caplog.at_level(logging.WARNING, "parallax"):
+        for number in range(9):
+            trainer.weight = float(number)
+            runner.run(ONES)
+    said = [record.getMessage() for record in caplog.records if "has changed" in record.message]
+    assert len(said) == 1
+    assert "self.weight" in said[0]
+    assert "pass what often changes to runner.run()" in said[0]
+
+
+@pytest.mark.parametrize("name", ["optimizer", "model"])
+def test_another_optimizer_or_model_is_refused(name: str) -> None:
+    trainer = Trainer()
+    runner = alone(trainer.step)
+    runner.run(ONES)
+    setattr(trainer, name, getattr(Trainer(), name))
+    raised(lambda: runner.run(ONES), UnsupportedError, f"'self.{name}' is another", "in place")
+
+
+def test_state_where_nobody_looks_is_refused() -> None:
+    trainer, hidden = Trainer(), collections.deque([torch.zeros(())])
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        hidden[0].add_(1)
+        return trainer.step(x)
+
+    error = raised(
+        lambda: alone(step).run(ONES), UnsupportedError, "does not look for state", "as a buffer"
+    )
+    assert "hidden[0].add_(1)" in str(error)
+
+
+def test_an_optimizer_that_counts_in_python_is_refused() -> None:
+    class Counting(torch.optim.SGD):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, 0.1)
+            self.calls = 0
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.calls += 1
+            super().step()
+
+    trainer = Trainer()
+    trainer.optimizer = Counting(trainer.model.parameters())
+    runner = alone(trainer.step)
+    raised(lambda: runner.run(ONES), UnsupportedError, "counts in a Python number", ".calls")
+
+
+def test_an_optimizer_need_not_call_its_base() -> None:
+    class Wrapping(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.inner, self.param_groups = inner, inner.param_groups
+            self.state, self.defaults = collections.defaultdict(dict), {}
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.inner.step()
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.inner.zero_grad()
+
+    plain, mine = Trainer(), Trainer()
+    mine.optimizer = Wrapping(torch.optim.SGD(mine.model.parameters(), 0.1))  # type: ignore[assignment]
+    runner = alone(mine.step)
+    for _ in range(3):
+        torch.testing.assert_close(runner.run(ONES), plain.step(ONES).detach())
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "mapping"])
+def test_batches_come_in_containers_of_their_own(kind: str) -> None:
+    torch.manual_seed(1)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(batch: Any) -> Any:
+        x, labels = (
+            (batch.x, batch.labels) if kind == "dataclass" else (batch["x"], batch["labels"])
+        )
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def batch(number: int) -> Any:
+        items = {"x": torch.full((2, 4), float(number)), "labels": torch.tensor([0, 2])}
+        if kind == "dataclass":
+            return user_steps.Pair(**items)
+        return user_steps.Named(items)
+
+    runner = alone(step)
+    losses = [runner.run(batch(number)) for number in range(3)]
+    assert len(set(map(float, losses))) == 3
+    assert runner._captures == 1
+
+
+def test_anomaly_detection_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer()
+    with torch.autograd.set_detect_anomaly(True), caplog.at_level(logging.WARNING, "parallax"):
+        runner = alone(trainer.step)
+        runner.run(ONES)
+        assert torch.is_anomaly_enabled()
+    assert any("anomaly detection" in record.message for record in caplog.records)
