@@ -321,16 +321,6 @@ def changing(world: World, name: str) -> float:
     return float((results[0] - results[1]).abs().max())
 
 
-def thaws(world: World) -> None:
-    """A parameter is trained only from the second step on."""
-    model, optimizer = linear()
-    model.bias.requires_grad_(False)
-    runner = among(world, plain(model, optimizer))
-    runner.run(rows())
-    model.bias.requires_grad_(True)
-    runner.run(rows())
-
-
 def freezes(world: World) -> None:
     """A table that is frozen when its rows are on the workers."""
     model = nn.Sequential(nn.Embedding(20, 3), nn.Linear(3, 1))

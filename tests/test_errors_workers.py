@@ -174,11 +174,6 @@ def test_changes_that_all_workers_make_alike_are_accepted(pool: Pool, name: str)
     assert max(pool.run(2, bad_steps.changing, name)) < 1e-12
 
 
-def test_a_variable_that_is_trained_only_later_is_named(pool: Pool) -> None:
-    fragments = ("'bias' receives its first gradient only now", "let the first batch use")
-    all_raise(pool, 2, "UnsupportedError", fragments, bad_steps.thaws)
-
-
 def test_a_table_that_is_frozen_later_is_named(pool: Pool) -> None:
     fragments = ("'0.weight' was frozen after the first step", "learning rate of its group to zero")
     all_raise(pool, 2, "UnsupportedError", fragments, bad_steps.freezes)

@@ -561,6 +561,27 @@ def attributes_of_a_module(rows: int) -> Built:
     return _stepping(rows, model, torch.optim.SGD(model.parameters(), 0.1))
 
 
+@case
+def thawing(rows: int) -> Built:
+    """A table and a layer that are trained from the second step on."""
+    table, layer, head = nn.Embedding(20, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+    model = nn.Sequential(table, layer, head).double()
+    model[:2].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(ids), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        return torch.randint(20, (rows,)), torch.randint(3, (rows,))
+
+    return [model], step, [batch() for _ in range(STEPS)]
+
+
 # -- Containers of batches ------------------------------------------------------------------
 
 
@@ -582,10 +603,19 @@ def build(name: str, rows: int) -> Built:
     return CASES[name](rows)
 
 
+def _between(name: str, models: list[nn.Module]) -> None:
+    """What the script does between two steps."""
+    if name == "thawing":
+        models[0].requires_grad_(True)
+
+
 def compare(world: World, name: str, builder: str) -> dict[str, float]:
     """How far parameters, and what the first step returns, are from one device's."""
     models, step, batches = build(name, LOCAL * world.size)
-    returned = [step(*batch) for batch in batches]
+    returned = []
+    for batch in batches:
+        returned.append(step(*batch))
+        _between(name, models)
     expected = [dict(model.state_dict()) for model in models]
 
     models, step, batches = build(name, LOCAL * world.size)
@@ -596,6 +626,7 @@ def compare(world: World, name: str, builder: str) -> dict[str, float]:
         result = runner.run(*[item[first : first + LOCAL] for item in batch])
         if number == 0:
             start = result
+        _between(name, models)
     state = runner.state_dict()
     names = {id(model): name for name, model in runner._objects.models.items()}
     found = [dict(state[names[id(model)]]) for model in models]

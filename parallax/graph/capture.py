@@ -381,7 +381,8 @@ def _no_backward(objects: StepObjects) -> ModelError:
         )
     return ModelError(
         "The step ran without a backward pass: no parameter received a gradient.",
-        hint="call loss.backward() in the step, or torch.autograd.grad without create_graph.",
+        hint="call loss.backward() in the step, or torch.autograd.grad without create_graph; "
+        "gradients of torch.func are not seen.",
     )
 
 

@@ -56,7 +56,7 @@ from parallax.runtime.state.resharding import Partitions
 from parallax.runtime.state.state_table import StateTable
 from parallax.runtime.trace import Profile, Profiler
 from parallax.strategy.builders import ClusterFacts
-from parallax.strategy.choose import choose_strategy, is_finished, title_of
+from parallax.strategy.choose import choose_strategy, is_finished, title_of, with_later
 from parallax.strategy.compare import summary
 from parallax.strategy.data import Strategy
 from parallax.strategy.timeline import Speed, StepTime
@@ -341,14 +341,14 @@ class Runner:
     def _decide(self, analysis: Analysis) -> Strategy:
         """The strategy: made once, by the chief, for all; checked against every new graph."""
         if self._strategy is None:
-            variables = list(analysis.variables.values())
             strategy = self._partitioned(
                 strategy_of_chief(self._world, lambda: self._choose(analysis))
             )
             two_levels = self._network is not None and self._network.host is not None
             try:
                 device = self._world.device.type
-                verify(strategy, variables, self.num_workers, two_levels, device)
+                known = list(analysis.variables.values())
+                verify(strategy, known, self.num_workers, two_levels, device)
             except StrategyError:
                 self._world.settle()
                 raise
@@ -358,8 +358,12 @@ class Runner:
             if self.worker_id == 0:
                 self._tell(strategy)
         elif self.num_workers > 1:
-            check_still_fits(self._strategy, analysis.variables)
-            self._variables = analysis.variables
+            config, variables = self._config, analysis.variables
+            check_still_fits(self._strategy, variables)
+            self._strategy = with_later(
+                self._strategy, variables, config.average_dense, config.average_sparse
+            )
+            self._variables = variables
         return self._strategy
 
     def _partitioned(self, strategy: Strategy) -> Strategy:

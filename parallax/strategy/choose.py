@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from parallax.graph.variables import Analysis
+import msgspec
+
+from parallax.graph.variables import Analysis, Variable
 from parallax.strategy.builders import (
     ClusterFacts,
     GraphFacts,
     StrategyBuilder,
     find_builder,
 )
-from parallax.strategy.data import Strategy
+from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.hierarchy import by_host
 from parallax.strategy.message_sizes import MessageSizes
 from parallax.strategy.messages import dense_bytes, merge_messages
@@ -45,6 +47,35 @@ def title_of(source: Source) -> str:
     if isinstance(source, Strategy):
         return f"strategy for {source.fingerprint}"
     return source.title if isinstance(source, StrategyBuilder) else str(source)
+
+
+def with_later(
+    strategy: Strategy, variables: Mapping[str, Variable], average_dense: bool, average_sparse: bool
+) -> Strategy:
+    """The strategy with decisions for variables that are trained only now (gradual unfreezing).
+
+    Every worker holds them until then, and goes on to: their gradients are summed, or their rows
+    gathered. All workers decide the same for themselves.
+
+    Args:
+        strategy: made for an earlier graph.
+        variables: of the present one.
+        average_dense, average_sparse: as :class:`parallax.config.Config` has them.
+    """
+    chosen = dict(strategy.variables)
+    group = max((one.group for one in chosen.values()), default=0)
+    for name, variable in variables.items():
+        known = chosen.get(name)
+        if not variable.trainable or (known is not None and known.synchronizer != "none"):
+            continue
+        why = "sparse, trained only later" if variable.sparse else "dense, trained only later"
+        chosen[name] = VariableStrategy(
+            "allgather" if variable.sparse else "allreduce",
+            average=average_sparse if variable.sparse else average_dense,
+            group=group + 1 + variable.sparse,
+            why=why,
+        )
+    return msgspec.structs.replace(strategy, variables=chosen)
 
 
 def choose_strategy(

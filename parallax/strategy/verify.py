@@ -336,8 +336,8 @@ def check_still_fits(strategy: Strategy, variables: Mapping[str, Variable]) -> N
     """Check that a graph which was captured later can be rewritten by the same strategy.
 
     Raises:
-        UnsupportedError: a variable is trained only now, or its update cannot be sharded any more,
-            or it is frozen while each worker has a part of it.
+        UnsupportedError: the update of a variable cannot be sharded any more, or it is frozen while
+            each worker has a part of it.
     """
     for name, made in strategy.variables.items():
         if name not in variables and facts(made).sharded and strategy.replicas > 1:
@@ -351,11 +351,6 @@ def check_still_fits(strategy: Strategy, variables: Mapping[str, Variable]) -> N
     for name, variable in variables.items():
         decided = strategy.variables.get(name)
         choice = "none" if decided is None else decided.synchronizer
-        if variable.trainable and choice == "none":
-            raise UnsupportedError(
-                f"{name!r} receives its first gradient only now; the plan was made without it.",
-                hint="let the first batch use every variable that is trained.",
-            )
         one = synchronizer(choice)
         if variable.trainable and (
             (one.sharded and variable.shard_obstacle) or (one.sparse and not variable.sparse)
