@@ -327,7 +327,11 @@ class Attributes:
 def _memory_of_variables(owner: torch.nn.Module | Optimizer) -> set[int]:
     if isinstance(owner, Optimizer):
         return set()
-    return {t.untyped_storage()._cdata for t in (*owner.parameters(), *owner.buffers())}
+    return {
+        t.untyped_storage()._cdata
+        for t in (*owner.parameters(), *owner.buffers())
+        if t.layout is torch.strided and not torch.nn.parameter.is_lazy(t)
+    }
 
 
 def _is_computed(value: Any, shared: set[int]) -> bool:
