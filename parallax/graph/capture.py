@@ -210,7 +210,8 @@ def _capture_once(
         notes=recording.notes,
     )
     clean(graph)
-    _refuse_unknown_state(graph)
+    if not sentinels:  # which are such tensors
+        _refuse_unknown_state(graph)
     stack_in_order(graph.graph)
     copy_before_views(graph.graph)
     join_products(graph.graph)
