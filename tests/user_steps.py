@@ -568,18 +568,12 @@ def thawing(rows: int) -> Built:
     model = nn.Sequential(table, layer, head).double()
     model[:2].requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-
-    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(ids), labels)
-        loss.backward()
-        optimizer.step()
-        return loss
+    models, step, _ = _stepping(rows, model, optimizer)
 
     def batch() -> tuple[torch.Tensor, ...]:
         return torch.randint(20, (rows,)), torch.randint(3, (rows,))
 
-    return [model], step, [batch() for _ in range(STEPS)]
+    return models, step, [batch() for _ in range(STEPS)]
 
 
 # -- Containers of batches ------------------------------------------------------------------

@@ -93,6 +93,8 @@ class ValueGather:
         """By message, what it brings."""
         self._wholes: dict[int, torch.Tensor] = {}
         """Of variables whose parts do not lie in their messages as they do in memory."""
+        self._ready = [self._lies_as_it_comes(place) for place in range(len(spec.names))]
+        """By variable, whether they do."""
 
     def start(self, number: int, shards: Sequence[torch.Tensor]) -> None:
         """Send this worker's rows of the variables of a message to all others."""
@@ -120,7 +122,7 @@ class ValueGather:
         self._pending.pop(number).wait()
         spec, received = self.spec, self._buffers[number]
         places = spec.of_message(number)
-        if len(places) == 1 and self._lies_as_it_comes(places[0]):
+        if len(places) == 1 and self._ready[places[0]]:
             return [received.all.view(spec.shapes[places[0]])]
         offset = 0
         for worker in range(self.world.size):
@@ -162,7 +164,7 @@ class ValuePull:
     def run(self, values: Sequence[torch.Tensor]) -> None:
         """See :func:`parallax.ops.resources.pull_values`."""
         spec = self.spec
-        alone = [index for index, value in enumerate(values) if self._goes_alone(index, value)]
+        alone = dict.fromkeys(i for i, value in enumerate(values) if self._goes_alone(i, value))
         pending = [self._send_alone(values[index], spec.owners[index]) for index in alone]
         together: dict[torch.dtype, list[int]] = {}
         for index, dtype in enumerate(spec.dtypes):
