@@ -1,24 +1,17 @@
-"""The output of all hosts' workers on the launcher's console, and in files if asked.
-
-Lines are shown by a thread of their own: a console that takes nothing (a stopped terminal) must not
-stop the launcher's signs of life, which would end the run.
-"""
+"""The output of all hosts' workers on the launcher's console, and in files if asked."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import queue
 import re
-import threading
 from collections import deque
 from pathlib import Path
 
+from parallax.cluster.console import Console
 from parallax.cluster.worker_output import LineMarker, write_all
 
 __all__ = ["ClusterOutput"]
 
-_QUEUE = 1024  # pieces of at most 64 KB
 _KEPT_LINES = 60
 _ERROR = re.compile(r"(?:error: )?(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b")
 
@@ -43,10 +36,7 @@ class ClusterOutput:
         self._files: dict[tuple[int, bool], int | None] = {}
         self._markers: dict[tuple[str, int, bool], LineMarker] = {}
         self._last: dict[tuple[str, int], deque[str]] = {}
-        self._dropped = 0
-        self._queue: queue.Queue[tuple[int, bytes] | None] = queue.Queue(_QUEUE)
-        self._thread = threading.Thread(target=self._write, name="console", daemon=True)
-        self._thread.start()
+        self._console = Console()
 
     def save(self, workers: int) -> None:
         """Makes the files of all workers, if output is saved; also of those that print nothing."""
@@ -67,11 +57,11 @@ class ClusterOutput:
     def say(self, text: str) -> None:
         """A line of the launcher's own, of what goes well."""
         if not self._quiet:
-            self._put(2, f"parallax: {text}\n".encode(errors="replace"))
+            self._console.put(2, f"parallax: {text}\n".encode(errors="replace"))
 
     def write(self, text: str) -> None:
         """Lines as they are, to standard error."""
-        self._put(2, text.encode(errors="replace"))
+        self._console.put(2, text.encode(errors="replace"))
 
     def last_words(self, host: str, rank: int) -> list[str]:
         """A worker's last lines of standard error, from its last traceback or error on."""
@@ -89,13 +79,11 @@ class ClusterOutput:
         return named[-1].removeprefix("error: ") if named else ""
 
     def finish(self, seconds: float = 5.0) -> None:
-        """Shows what is left; a console that takes nothing is given up after ``seconds``."""
+        """Shows what is left; a console that takes nothing for ``seconds`` is given up."""
         for key, marker in self._markers.items():
             self._emit(key, marker.finish())
         self._markers.clear()
-        with contextlib.suppress(queue.Full):
-            self._queue.put(None, timeout=seconds)
-        self._thread.join(seconds)
+        self._console.finish(seconds)
         for file in self._files.values():
             if file is not None:
                 os.close(file)
@@ -110,29 +98,7 @@ class ClusterOutput:
             prefix = f"[{host} worker {rank}] "
             for line in text.decode(errors="replace").splitlines():
                 kept.append(line.removeprefix(prefix))
-        self._put(2 if error else 1, text)
-
-    def _put(self, console: int, text: bytes) -> None:
-        try:
-            if self._dropped:
-                note = f"parallax: {self._dropped} pieces of output were not shown: the console is"
-                self._queue.put_nowait((2, f"{note} too slow\n".encode()))
-                self._dropped = 0
-            self._queue.put_nowait((console, text))
-        except queue.Full:
-            self._dropped += 1
-
-    def _write(self) -> None:
-        lost: set[int] = set()
-        while (item := self._queue.get()) is not None:
-            console, text = item
-            if console in lost:
-                continue
-            try:
-                write_all(console, text)
-            except OSError:
-                # The reader of the console left (`| head`, a closed terminal). The run goes on.
-                lost.add(console)
+        self._console.put(2 if error else 1, text)
 
     def _save(self, marker: LineMarker, rank: int, error: bool, data: bytes) -> None:
         if self.redirect is None or rank < 0:
@@ -150,4 +116,4 @@ class ClusterOutput:
             if file is not None:
                 os.close(file)
             note = f"its output is no longer saved in {self.redirect}: {problem.strerror}"
-            self._put(2, marker.prefix + note.encode() + b"\n")
+            self._console.put(2, marker.prefix + note.encode() + b"\n")
