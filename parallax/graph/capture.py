@@ -121,6 +121,7 @@ def _capture_once(
     env = ScalarEnv(real_values)
     mode = fake_mode(env)
     fakes = [fake_like(mode, leaf.value, _device(leaf, devices)) for leaf in tensors]
+    real_values.update((_batch_name(i), batch[i]) for i in lifted if isinstance(batch[i], float))
     # While they are swapped, it is the stand-ins that hold the real values.
     real_values.update((leaf.name, fake) for leaf, fake in zip(tensors, fakes, strict=True))
     number_fakes = [_number_tensor(mode, leaf.value) for leaf in numbers]
@@ -130,7 +131,7 @@ def _capture_once(
     inputs = tuple(
         [GraphInput("state", leaf.name) for leaf in tensors]
         + [GraphInput("number", leaf.name, number=True) for leaf in numbers]
-        + [GraphInput("batch", f"batch{i}", i, isinstance(batch[i], float)) for i in lifted]
+        + [GraphInput("batch", _batch_name(i), i, isinstance(batch[i], float)) for i in lifted]
     )
 
     snapshot = Snapshot(objects)
@@ -167,7 +168,7 @@ def _capture_once(
         ):
             warnings.filterwarnings("ignore", message="Sparse invariant checks")
             module = trace(program, [*reals, *number_fakes, *batch_fakes])
-            guards = _guards(env, module)
+            guards = _guards(env, module, inputs)
             env.release()
     except ParallaxError:
         raise
@@ -275,8 +276,12 @@ def _note_places(tracer: Any) -> None:
 def _name_placeholders(graph: torch.fx.Graph, inputs: Sequence[GraphInput]) -> None:
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     for node, item in zip(nodes, inputs, strict=True):
-        if item.kind != "batch":
+        if item.kind != "batch" or item.number:
             node.meta["leaf"] = item.name
+
+
+def _batch_name(index: int) -> str:
+    return f"batch{index}"
 
 
 # -- What the step left --------------------------------------------------------------------
@@ -356,15 +361,19 @@ def _note_carried(
         traced.carried = list(recording.carried)
 
 
-def _guards(env: ScalarEnv, module: torch.fx.GraphModule) -> tuple[ScalarGuard, ...]:
+def _guards(
+    env: ScalarEnv, module: torch.fx.GraphModule, inputs: Sequence[GraphInput]
+) -> tuple[ScalarGuard, ...]:
     guards = []
+    places = {item.name: item.index for item in inputs if item.kind == "batch"}
     by_name = {node.name: node for node in module.graph.nodes}
     for expression, symbols, nodes, value in env.pending:
         found = tuple(by_name[node.name] for node in nodes)
         sliced = slice_program(found, env.values, module)
         assert sliced is not None
         program, names = sliced
-        guards.append(ScalarGuard(expression, symbols, program, names, value))
+        known = {name: places.get(name) for name in names}
+        guards.append(ScalarGuard(expression, symbols, program, known, value))
     return tuple(guards)
 
 

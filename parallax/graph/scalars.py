@@ -1,8 +1,9 @@
-"""Numbers that are symbols while the step is captured: learning rates, step counters.
+"""Numbers that are symbols while the step is captured: learning rates, step counters, and floats
+that are passed with the batch.
 
-Python code of an optimizer may branch on them (``if rho_t > 5``). The branch is decided with the
+Python code may branch on them (``if rho_t > 5``, ``if weight > 0``). The branch is decided with the
 number's value at capture and kept as a guard; when a later step decides otherwise, the step is
-captured again. A branch on anything that comes from the batch is refused.
+captured again. A branch on anything that comes from the batch's tensors is refused.
 """
 
 from __future__ import annotations
@@ -44,17 +45,18 @@ def _emptiness(expression: Any) -> Any:
 
 @dataclass(frozen=True)
 class ScalarGuard:
-    """``expression`` over numbers computed by ``program`` from state must stay ``expected``."""
+    """``expression`` over numbers that ``program`` computes must stay ``expected``."""
 
     expression: Any
     symbols: tuple[Any, ...]
     program: torch.fx.GraphModule
-    inputs: tuple[str, ...]
-    """Names of the program's placeholders, all state: 0-dim tensors or numbers."""
+    inputs: Mapping[str, int | None]
+    """The program's placeholders in order: 0-dim tensors and numbers of the state, and floats of
+    the batch with their place among its items."""
     expected: Any
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether the branch is decided as at capture, for these values of the state."""
+        """Whether the branch is decided as at capture, for these values."""
         results = run_program(self.program, [values[name] for name in self.inputs])
         found = evaluate(self.expression, dict(zip(self.symbols, results, strict=True)))
         return bool(found == self.expected)
@@ -74,12 +76,12 @@ def _as_counter(value: Any) -> torch.Tensor:
 
 
 class ScalarEnv(ShapeEnv):
-    """A ShapeEnv that decides branches on numbers of the state by their present values."""
+    """A ShapeEnv that decides branches on known numbers by their present values."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         self.values = values
-        """The state at capture, by leaf name."""
+        """The state at capture and the batch's floats, by the inputs' names."""
         self._tracer: Any = None
         self._decided: dict[Any, Any] = {}
         self.pending: list[tuple[Any, tuple[Any, ...], tuple[torch.fx.Node, ...], Any]] = []
@@ -150,7 +152,7 @@ class ScalarEnv(ShapeEnv):
 def slice_program(
     nodes: tuple[torch.fx.Node, ...], values: Mapping[str, Any], root: Any
 ) -> tuple[torch.fx.GraphModule, tuple[str, ...]] | None:
-    """The part of a graph that computes ``nodes``, or None if more than 0-dim state enters it."""
+    """The part of a graph that computes ``nodes``, or None if more enters it than known numbers."""
     order = {node: index for index, node in enumerate(nodes[0].graph.nodes)}
     needed: set[torch.fx.Node] = set()
     queue = list(nodes)
@@ -196,11 +198,12 @@ def _precedes(
 def symbolic_math() -> Iterator[None]:
     """Let functions of Python's numbers take symbols too, where torch's optimizers call them.
 
-    ``math.sqrt`` and ``torch.as_tensor`` (SparseAdam, ASGD), and ``max`` and ``min`` in Adafactor's
-    module, which are names of its own for as long.
+    Functions of ``math`` and ``torch.as_tensor`` (SparseAdam, ASGD; schedules in the step), and
+    ``max`` and ``min`` in Adafactor's module, which are names of its own for as long.
     """
     adafactor: Any = torch.optim._adafactor
     with replaced(
+        *((math, name, _by_tensors(name)) for name in _OF_NUMBERS),
         (math, "sqrt", _or_symbolic(math.sqrt, torch.sym_sqrt)),
         (torch, "as_tensor", _lifting(torch.as_tensor)),
         (torch, "tensor", _lifting(torch.tensor)),
@@ -208,6 +211,23 @@ def symbolic_math() -> Iterator[None]:
         (adafactor, "min", _or_symbolic(min, torch.sym_min)),
     ):
         yield
+
+
+_OF_NUMBERS = (
+    *("cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan"),
+    *("exp", "expm1", "log", "log10", "log1p", "log2", "erf"),
+)
+
+
+def _by_tensors(name: str) -> Callable[..., Any]:
+    """A function of ``math`` that has torch's of the same name compute it for symbols."""
+    operation = getattr(torch, name)
+
+    def symbolic(value: Any, base: Any = None) -> Any:
+        result = operation(torch.scalar_tensor(value, dtype=torch.float64)).item()
+        return result if base is None else result / math.log(base)
+
+    return _or_symbolic(getattr(math, name), symbolic)
 
 
 def _or_symbolic(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:

@@ -74,13 +74,18 @@ class Program:
         self._run = module.forward
         return result
 
-    def guards_hold(self) -> bool:
-        """Whether every branch of the optimizer's Python would be decided as at capture; what it
-        made then is not there yet."""
+    def guards_hold(self, flat: Sequence[Any]) -> bool:
+        """Whether every branch on a number would be decided as at capture, with a flat batch; what
+        the optimizer made then is not there yet."""
         if any(name in self._state.leaves for name in self.step.new_leaves):
             return False
         return all(
-            guard.holds({name: self._state.value(name) for name in guard.inputs})
+            guard.holds(
+                {
+                    name: self._state.value(name) if index is None else flat[index]
+                    for name, index in guard.inputs.items()
+                }
+            )
             for guard in self.step.guards
         )
 

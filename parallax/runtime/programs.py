@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from parallax.graph.sizes import Place, Shapes, varying
 from parallax.runtime.program import Program
 from parallax.runtime.signature import Signature, shapes_in, without_shapes
 
+logger = logging.getLogger("parallax")
+
 MOST = 32
-"""Signatures whose programs are kept, those used last."""
+"""Signatures whose programs are kept, those used last; and programs of one."""
+MANY = 6
+"""Programs of one signature, after which the user is told."""
 
 
 @dataclass
@@ -32,13 +38,13 @@ class Programs:
         self._by_signature: OrderedDict[Signature, list[Program]] = OrderedDict()
         self._kin: dict[Signature, _Kin] = {}
 
-    def find(self, signature: Signature) -> Program | None:
-        """A program that holds for a call; None if it has to be captured."""
+    def find(self, signature: Signature, flat: Sequence[Any]) -> Program | None:
+        """A program that holds for a call with a flat batch; None if it has to be captured."""
         candidates = self._by_signature.get(signature)
         if candidates is not None:
             self._by_signature.move_to_end(signature)
             for program in candidates:
-                if program.guards_hold():
+                if program.guards_hold(flat):
                     return program
         kin = self._kin.get(without_shapes(signature))
         if kin is None:
@@ -46,7 +52,7 @@ class Programs:
         shapes = shapes_in(signature)
         for program in kin.programs:
             assert program.step.sizes is not None
-            if program.step.sizes.fits(shapes) and program.guards_hold():
+            if program.step.sizes.fits(shapes) and program.guards_hold(flat):
                 self._keep(signature, program)
                 return program
         return None
@@ -92,7 +98,17 @@ class Programs:
             kin.programs = [program for program in kin.programs if bound.get(program)]
 
     def _keep(self, signature: Signature, program: Program) -> None:
-        self._by_signature.setdefault(signature, []).append(program)
+        programs = self._by_signature.setdefault(signature, [])
+        programs.append(program)
+        if len(programs) == MANY and program.step.guards:
+            logger.warning(
+                "the step was captured %d times for one kind of batch, as its Python decides "
+                "otherwise by numbers (a learning rate, a float of the batch): keep float(), "
+                "int() and functions of Python's numbers out of it, or pass a tensor",
+                MANY,
+            )
+        if len(programs) > MOST:
+            programs.pop(0)
         if len(self._by_signature) <= MOST:
             return
         self._by_signature.popitem(last=False)

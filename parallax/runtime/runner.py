@@ -159,7 +159,7 @@ class Runner:
         began = time.perf_counter()
         self._pace.start(self._world.traffic.waited)
         signature, flat = self._signatures.read(batch, named)
-        program = self._program(signature, batch, named)
+        program = self._program(signature, flat, batch, named)
         self._course.settle(program)
         moving = self._partitions is not None and self._partitions.searching
         self._control.begin(self._course.begin(program, signature, flat, self._steps, moving))
@@ -233,9 +233,13 @@ class Runner:
             logger.info("%s", partitions.summary())
 
     def _program(
-        self, signature: Signature, batch: tuple[Any, ...], named: Mapping[str, Any]
+        self,
+        signature: Signature,
+        flat: list[Any],
+        batch: tuple[Any, ...],
+        named: Mapping[str, Any],
     ) -> Program:
-        program = self._programs.find(signature)
+        program = self._programs.find(signature, flat)
         if program is None:
             self._course.settle()
             varying = self._programs.varying(signature)

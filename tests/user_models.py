@@ -1,0 +1,156 @@
+"""Steps of tables, selections and layouts, as people write them: see user_steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from user_cases import STEPS, Built, case, numbers
+
+# -- Tables and selections ------------------------------------------------------------------
+
+
+def _looked_up(
+    optimizer: Callable[..., torch.optim.Optimizer], table: nn.Module, rows: int, **options: Any
+) -> Built:
+    """A table, or bags of one, whose update is the point."""
+    table.double()
+    update = optimizer(table.parameters(), **options)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        update.zero_grad()
+        loss = table(ids).square().mean()
+        loss.backward()
+        update.step()
+        return loss
+
+    ids = torch.int32 if isinstance(table, nn.EmbeddingBag) else torch.int64
+    return [table], step, [(torch.randint(41, (rows, 3), dtype=ids),) for _ in range(STEPS)]
+
+
+@case
+def steps_by_signs(rows: int) -> Built:
+    """Rprop, which writes where a condition holds."""
+    return _looked_up(torch.optim.Rprop, nn.Embedding(41, 4), rows)
+
+
+@case
+def sparse_momentum(rows: int) -> Built:
+    """A slot that is a sparse tensor."""
+    table = nn.Embedding(41, 4, sparse=True)
+    return _looked_up(torch.optim.SGD, table, rows, lr=0.1, momentum=0.9)
+
+
+@case
+def bags_of_short_ids(rows: int) -> Built:
+    """Bags by int32, which say in the same type where they begin."""
+    return _looked_up(torch.optim.SGD, nn.EmbeddingBag(41, 4, mode="sum"), rows, lr=0.1)
+
+
+@case
+def masked_words(rows: int) -> Built:
+    """A layer for those positions alone that a mask selects: values say how many there are."""
+    table, layer = nn.Embedding(23, 4).double(), nn.Linear(4, 23).double()
+    optimizer = torch.optim.Adam([*table.parameters(), *layer.parameters()], 1e-2)
+
+    def step(words: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(layer(table(words)[mask]), words[mask])
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        hidden = torch.rand(rows, 6).argsort(1) < 2  # as many of each sentence
+        return torch.randint(23, (rows, 6)), hidden
+
+    return [table, layer], step, [batch() for _ in range(STEPS)]
+
+
+@case
+def sparse_neighbours(rows: int) -> Built:
+    """A graph as a sparse matrix that the step closes over (LightGCN)."""
+    near = (torch.rand(30, 30) < 0.1).double().to_sparse_coo()
+    nodes = nn.Embedding(30, 4).double()
+    optimizer = torch.optim.Adam(nodes.parameters(), 1e-2)
+
+    def step(users: torch.Tensor, liked: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        found = nodes.weight + torch.sparse.mm(near, nodes.weight)
+        better = (found[users] * (found[liked] - found[others])).sum(1)
+        loss = -F.logsigmoid(better).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    sizes = (3, rows)
+    return [nodes], step, [tuple(torch.randint(30, sizes).unbind()) for _ in range(STEPS)]
+
+
+@case
+def averaged_table(rows: int) -> Built:
+    """A moving average of all tensors at once, which copies them when it begins."""
+    table = nn.Embedding(41, 4).double()
+    average = torch.optim.swa_utils.AveragedModel(
+        table, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    )
+    optimizer = torch.optim.SGD(table.parameters(), 0.1)
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = table(ids).square().mean()
+        loss.backward()
+        optimizer.step()
+        average.update_parameters(table)
+        return loss
+
+    return [table, average], step, [(torch.randint(41, (rows, 3)),) for _ in range(STEPS)]
+
+
+# -- How tensors lie ------------------------------------------------------------------------
+
+
+@case
+def volume_of_columns(rows: int) -> Built:
+    """A matrix that lies by columns, as those of orthogonal decompositions do."""
+    model = nn.Module()
+    model.matrix = nn.Parameter(torch.linalg.qr(numbers(6, 6))[0])
+    assert not model.matrix.is_contiguous()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (x @ model.matrix).square().mean() - torch.linalg.slogdet(model.matrix)[1]
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [model], step, [(numbers(rows, 6),) for _ in range(STEPS)]
+
+
+def _transposed(rows: int, criterion: Callable[..., torch.Tensor]) -> Built:
+    """A result that does not lie in order, of which kernels make gradients that do."""
+    model = nn.Linear(6, 5).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = criterion(model(x).transpose(1, 2), wanted)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [model], step, [(numbers(rows, 4, 6), numbers(rows, 5, 4)) for _ in range(STEPS)]
+
+
+@case
+def transposed_squares(rows: int) -> Built:
+    return _transposed(rows, F.mse_loss)
+
+
+@case
+def transposed_activations(rows: int) -> Built:
+    return _transposed(rows, lambda x, y: (F.softplus(F.hardtanh(x)) * F.relu6(y)).mean())

@@ -1,0 +1,137 @@
+"""Where people keep state: see user_steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from user_cases import STEPS, Built, case, classes, mlp, stepping
+
+
+class _Lookahead(torch.optim.Optimizer):
+    """Holds another optimizer, slow weights in a list, and how often it stepped in a tensor."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+        self.param_groups = inner.param_groups
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+        self.steps = torch.zeros((), dtype=torch.float64)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.inner.step()
+        self.steps += 1
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        for slow, parameter in zip(self.slow, parameters, strict=True):
+            slow.lerp_(parameter, 0.5)
+            parameter.copy_(slow + 0.01 / self.steps)
+
+
+class _Remembering(torch.optim.Optimizer):
+    """Makes what it remembers when it needs it, in a dict of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.sums: dict[int, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for number, parameter in enumerate(group["params"]):
+                if number not in self.sums:
+                    self.sums[number] = torch.zeros_like(parameter)
+                parameter.sub_(group["lr"] * self.sums[number].mul_(0.9).add_(parameter.grad))
+
+
+@case
+def optimizer_of_an_optimizer(rows: int) -> Built:
+    model = mlp(4, 3)
+    inner = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    return stepping(rows, model, _Lookahead(inner))
+
+
+@case
+def optimizer_with_a_dict(rows: int) -> Built:
+    model = mlp(4, 3)
+    return stepping(rows, model, _Remembering(model.parameters()))
+
+
+class _Sharpness(torch.optim.Optimizer):
+    """SAM: climbs, and steps by another optimizer with the gradients of that place."""
+
+    def __init__(self, parameters: Any, kind: Any, **options: Any) -> None:
+        super().__init__(parameters, {"rho": 0.05, **options})
+        self.base_optimizer = kind(self.param_groups, **options)
+        self.param_groups = self.base_optimizer.param_groups
+
+    @torch.no_grad()
+    def climb(self) -> None:
+        found = [p for group in self.param_groups for p in group["params"]]
+        norm = torch.stack([p.grad.norm() for p in found]).norm()
+        for parameter in found:
+            self.state[parameter]["old"] = parameter.detach().clone()
+            parameter.add_(parameter.grad * 0.05 / norm)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.copy_(self.state[parameter]["old"])
+        self.base_optimizer.step()
+
+
+@case
+def sharpness_aware(rows: int) -> Built:
+    model = mlp(4, 3)
+    optimizer = _Sharpness(model.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), labels).backward()
+        optimizer.climb()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [model], step, classes(rows)
+
+
+class _Centred(nn.Module):
+    """Keeps a tensor as a plain attribute, assigned anew, and another in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3).double()
+        self.pulls = torch.zeros(3, dtype=torch.float64)
+        self.seen = [torch.zeros((), dtype=torch.float64)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.pulls = 0.5 * self.pulls + 0.1 * self.layer.weight.detach().sum(1)
+        self.seen[0].add_(1)
+        return self.layer(x) - self.pulls / self.seen[0]
+
+
+@case
+def attributes_of_a_module(rows: int) -> Built:
+    model = _Centred()
+    return stepping(rows, model, torch.optim.SGD(model.parameters(), 0.1))
+
+
+@case
+def thawing(rows: int) -> Built:
+    """A table and a layer that are trained from the second step on."""
+    table, layer, head = nn.Embedding(20, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+    model = nn.Sequential(table, layer, head).double()
+    model[:2].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    models, step, _ = stepping(rows, model, optimizer)
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        return torch.randint(20, (rows,)), torch.randint(3, (rows,))
+
+    return models, step, [batch() for _ in range(STEPS)]
