@@ -83,6 +83,13 @@ def differing(world: World, what: str) -> None:
         config = Config(workers=1, seed=3, average_dense=False)
     sizes = ["a list of 10 items"] if what == "sizes" and odd else ["a list of 12 items"]
     step = plain(model, optimizer)
+    if what == "held":
+        held = {"scales": torch.ones(3 if odd else 4, 1)}
+        inner = step
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            return inner(x * held["scales"].sum())
+
     runner = Runner(step, discover(step), config, world, lambda: sizes)
     batch: Any = rows()
     if what == "dims" and odd:

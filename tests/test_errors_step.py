@@ -87,12 +87,11 @@ def wrong_call(model: Any, y: torch.Tensor, loss: Any) -> Any:
 
 
 def sets_data(model: Any, y: Any, loss: Any) -> Any:
-    model.weight.data = model.weight.data.clamp(-1, 1)  # here
+    model.weight.data = model.weight.data.float()  # here
 
 
-def sets_gradient_data(model: Any, y: Any, loss: torch.Tensor) -> Any:
-    loss.backward(retain_graph=True)
-    model.weight.grad.data = model.weight.grad.data * 2  # here
+def shares_data(model: Any, y: Any, loss: Any) -> Any:
+    model.weight.data = model.weight.data.view(-1).view_as(model.weight)  # here
 
 
 IN_THE_STEP: dict[str, tuple[Callable[..., Any], type[ParallaxError], tuple[str, ...]]] = {
@@ -106,8 +105,8 @@ IN_THE_STEP: dict[str, tuple[Callable[..., Any], type[ParallaxError], tuple[str,
     "f-string": (formats, CaptureError, ("formats a number", "format it outside the step")),
     "raises": (fails, CaptureError, ("ValueError: no luck today", "on one device")),
     "TypeError": (wrong_call, CaptureError, ("TypeError: sum() received", "on one device")),
-    ".data": (sets_data, UnsupportedError, ("assigns .data", "parameter.copy_(value)")),
-    ".grad.data": (sets_gradient_data, UnsupportedError, ("assigns .data", "would be lost")),
+    ".data": (sets_data, UnsupportedError, ("assigns to .data", "parameter.copy_(value)")),
+    "shared .data": (shares_data, UnsupportedError, ("another variable's memory", "be lost")),
 }
 
 

@@ -54,6 +54,13 @@ DIFFERENT: dict[str, tuple[str, tuple[str, ...]]] = {
         "DisagreementError",
         ("differ in data sizes: worker 1 has a list of 10 items", "the same dataset"),
     ),
+    "held": (
+        "DisagreementError",
+        (
+            "differ in tensors that the step uses: worker 1 has tensor held.scales of shape (3, 1)",
+            "pass what is each worker's own with the batch",
+        ),
+    ),
     "dims": (
         "BatchError",
         ("differ in structure", "worker 1 passes ['float32 tensor of 3 dimensions']"),

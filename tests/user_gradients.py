@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -164,6 +166,72 @@ def penalty_on_slopes(rows: int) -> Built:
         return loss
 
     return [critic], step, [(numbers(rows, 4),)] * STEPS
+
+
+def _by_hand(
+    rows: int, gradients: Callable[[nn.Module, Any, Any], Sequence[torch.Tensor]]
+) -> Built:
+    """Gradients that the step computes itself, puts into .grad, and clips together."""
+    model = mlp(4, 3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        found = gradients(model, x, labels)
+        for parameter, gradient in zip(model.parameters(), found, strict=True):
+            parameter.grad = gradient
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        for parameter in model.parameters():
+            parameter.grad = parameter.grad * 0.5 + 0.01 * parameter.detach()
+        optimizer.step()
+        return norm
+
+    return [model], step, classes(rows)
+
+
+@case
+def gradients_of_functions(rows: int) -> Built:
+    def gradients(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        def loss(values: dict[str, torch.Tensor]) -> torch.Tensor:
+            return F.cross_entropy(torch.func.functional_call(model, values, (x,)), labels)
+
+        values = {name: value.detach() for name, value in model.named_parameters()}
+        return list(torch.func.grad(loss)(values).values())
+
+    return _by_hand(rows, gradients)
+
+
+@case
+def gradients_of_each_row(rows: int) -> Built:
+    """As for differential privacy: each row's gradient is clipped by itself."""
+
+    def gradients(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> list[torch.Tensor]:
+        def loss(values: Any, row: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            scores = torch.func.functional_call(model, values, (row[None],))
+            return F.cross_entropy(scores, label[None])
+
+        each = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0, 0))
+        found = each(dict(model.named_parameters()), x, labels)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in found.values()]).norm(dim=0)
+        scales = (0.1 / norms).clamp(max=1.0)
+        return [torch.einsum("b,b...->...", scales, g) / len(x) for g in found.values()]
+
+    return _by_hand(rows, gradients)
+
+
+@case
+def gradients_of_a_copy(rows: int) -> Built:
+    """MAML of first order: a copy learns, and its last gradients are the model's."""
+
+    def gradients(model: nn.Module, x: torch.Tensor, labels: torch.Tensor) -> Any:
+        copied = copy.deepcopy(model)
+        # What it learns first is the same on all workers, so that their mean is one device's.
+        weight = copied[0].weight
+        (slope,) = torch.autograd.grad(weight.square().mean(), [weight])
+        weight.data = weight.data - 0.1 * slope
+        loss = F.cross_entropy(copied(x), labels)
+        return torch.autograd.grad(loss, list(copied.parameters()), create_graph=True)
+
+    return _by_hand(rows, gradients)
 
 
 @case

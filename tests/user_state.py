@@ -123,6 +123,28 @@ def attributes_of_a_module(rows: int) -> Built:
 
 
 @case
+def momentum_encoder(rows: int) -> Built:
+    """A copy of the model that follows it by assigning .data, as MoCo and BYOL have it."""
+    model, target = mlp(4, 3), mlp(4, 3)
+    target.load_state_dict(model.state_dict())
+    target.requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels) + (model(x) - target(x)).square().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad.data = parameter.grad.data * 0.5
+        optimizer.step()
+        for slow, parameter in zip(target.parameters(), model.parameters(), strict=True):
+            slow.data = slow.data * 0.9 + parameter.data * 0.1
+        return loss
+
+    return [model, target], step, classes(rows)
+
+
+@case
 def thawing(rows: int) -> Built:
     """A table and a layer that are trained from the second step on."""
     table, layer, head = nn.Embedding(20, 4), nn.Linear(4, 4), nn.Linear(4, 3)

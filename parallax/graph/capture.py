@@ -25,13 +25,14 @@ from parallax.graph.layouts import copy_before_views
 from parallax.graph.losses import write_softmax_gradients_once
 from parallax.graph.operations import written_inputs
 from parallax.graph.products import join_products
+from parallax.graph.recording import Recording
 from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
 from parallax.graph.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.snapshot import Snapshot
 from parallax.graph.stacks import stack_in_order
 from parallax.graph.state import Leaf, leaves
 from parallax.graph.step_graph import COMPUTED, GraphInput, GraphOutput, HostCall, StepGraph
-from parallax.graph.surroundings import Recording, prepared
+from parallax.graph.surroundings import prepared
 from parallax.graph.torch_internals import (
     FakeTensorMode,
     fake_like,
@@ -391,8 +392,8 @@ def _no_backward(objects: StepObjects) -> ModelError:
         )
     return ModelError(
         "The step ran without a backward pass: no parameter received a gradient.",
-        hint="call loss.backward() in the step, or torch.autograd.grad without create_graph; "
-        "gradients of torch.func are not seen.",
+        hint="call loss.backward() in the step, or torch.autograd.grad without create_graph; put "
+        "gradients of torch.func, or with create_graph, into parameter.grad.",
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.fx import Node
 from torch.fx.graph import CodeGen
 
+from parallax.graph.assigned import settle_assigned
 from parallax.graph.backwards import keep_marks_in_use
 from parallax.graph.operations import is_random, is_view
 from parallax.graph.step_graph import StepGraph
@@ -24,6 +25,7 @@ def clean(step: StepGraph) -> None:
     _read_numbers_directly(step)
     _drop_no_ops(step.graph)
     remove_dead(step.graph)  # which may be all that reads a gradient
+    settle_assigned(step)
     keep_marks_in_use(step.graph)
     _drop_copies_before_marks(step.graph)
     remove_dead(step.graph)

@@ -11,11 +11,13 @@ import dataclasses
 import dis
 import functools
 import inspect
+import os
 import sys
 import sysconfig
 import types
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +29,11 @@ from parallax.errors import ConfigError, ModelError, UnsupportedError
 _MAX_DEPTH = 6
 _MAX_CONTAINERS = 10_000
 _LIBRARY_ROOTS = tuple(
-    {sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    {
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
+        # Its own objects are not the user's, wherever it is installed.
+        str(Path(__file__).parents[1]) + os.sep,
+    }
 )
 
 
@@ -177,7 +183,7 @@ class _Walker:
         if isinstance(value, set | collections.deque):
             self._contain(name, value)
             return False
-        if isinstance(value, MutableMapping | list | tuple) or _is_user_object(value):
+        if is_container(value):
             self._keep(value)
             self._contain(name, value)
             return self._visit_members(name, value, depth)
@@ -363,6 +369,13 @@ def members(value: Any) -> list[tuple[Any, Any]]:
         names = {f.name for f in dataclasses.fields(value)}
         items += [(n, getattr(value, n)) for n in sorted(names - {k for k, _ in items})]
     return items
+
+
+def is_container(value: Any) -> bool:
+    """Whether state is looked for in what ``value`` holds."""
+    if isinstance(value, MutableMapping | list | tuple):
+        return True
+    return not callable(value) and _is_user_object(value)
 
 
 def _defaults(function: types.FunctionType) -> list[tuple[str, Any]]:

@@ -15,7 +15,7 @@ import torch
 from torch.optim import Optimizer
 
 from parallax.errors import UnsupportedError
-from parallax.graph.discovery import LoneTensor, StepObjects, members
+from parallax.graph.discovery import LoneTensor, StepObjects, is_container, members
 
 LeafKind = Literal["parameter", "buffer", "slot", "group", "tensor"]
 Key = tuple[str | int, ...]
@@ -158,9 +158,7 @@ def _tensors(
     for name, value in members(holder):
         if isinstance(value, torch.Tensor):
             yield (*key, name), value, _item(holder, (name,))
-        elif isinstance(value, dict | list | tuple) or hasattr(value, "__dict__"):
-            if isinstance(value, type) or callable(value):
-                continue
+        elif is_container(value):
             yield from _tensors(value, (*key, name), depth + 1)
 
 

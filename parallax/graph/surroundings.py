@@ -1,4 +1,4 @@
-"""What surrounds the step while it is captured: marks on gradients, and watches on side effects."""
+"""What surrounds the step while it is captured: replaced functions, watches on side effects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import builtins
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,34 +13,19 @@ import torch
 from parallax.errors import UnsupportedError
 from parallax.graph.discovery import StepObjects
 from parallax.graph.foreach import without_foreach
+from parallax.graph.gradient_marks import mark_assigned, mark_backward, mark_returned
+from parallax.graph.recording import Recording
 from parallax.graph.recurrent import whole_layers
 from parallax.graph.replaced import replaced
 from parallax.graph.scalars import symbolic_math
 from parallax.graph.state import Leaf
+from parallax.graph.tensor_methods import data_by_copies, deep_copies
 from parallax.graph.torch_internals import (
     FakeTensorMode,
-    gradients_through,
     without_dynamo,
     without_fused_rnn,
-    without_set_data,
 )
 from parallax.graph.user_code import is_internal, user_line
-from parallax.ops import marks
-
-
-@dataclass
-class Recording:
-    """What the step did besides tensor operations, gathered while it is captured."""
-
-    stepped: set[int] = field(default_factory=set)
-    cleared: set[int] = field(default_factory=set)
-    marked: set[str] = field(default_factory=set)
-    carried: list[str] = field(default_factory=list)
-    """Variables whose gradient of the previous call was added to."""
-    calls: list[tuple[Callable[..., Any], bool, tuple[Any, ...], dict[str, Any]]] = field(
-        default_factory=list
-    )
-    notes: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -55,14 +39,7 @@ def prepared(
     with contextlib.ExitStack() as stack:
         handles: list[Any] = []
         stack.callback(lambda: [handle.remove() for handle in handles])
-        for leaf in tensors:
-            if leaf.value.requires_grad and leaf.value.is_leaf:
-                left = None
-                if leaf.name in sentinels:
-                    with mode:
-                        left = torch.zeros_like(leaf.value)
-                    leaf.value.grad = left
-                handles.append(_mark(leaf, recording, left))
+        handles += mark_backward(tensors, recording, sentinels, mode)
         for optimizer in objects.optimizers.values():
             _one_at_a_time(optimizer)
             if hasattr(optimizer, "_optimizer_step_post_hooks"):  # its class called super()
@@ -71,10 +48,12 @@ def prepared(
                 )
         for scheduler in objects.schedulers.values():
             scheduler.step = _recorder(scheduler, recording)  # type: ignore[method-assign]
-        stack.enter_context(gradients_through(_marking(tensors, recording)))
+        stack.enter_context(mark_returned(tensors, recording))
+        stack.enter_context(mark_assigned(tensors, recording))
         stack.enter_context(_watch_zero_grad(recording))
         stack.enter_context(_watch_output(recording))
-        stack.enter_context(without_set_data(_set_data_refusal))
+        stack.enter_context(data_by_copies(tensors))
+        stack.enter_context(deep_copies())
         stack.enter_context(_random_state_as_ops())
         stack.enter_context(_sparse_padding_by_mask())
         stack.enter_context(_plain_batch_norms())
@@ -90,46 +69,6 @@ def prepared(
             recording.notes.append("anomaly detection (autograd) does not look into captured steps")
             stack.enter_context(torch.autograd.set_detect_anomaly(False))
         yield
-
-
-def _mark(leaf: Leaf, recording: Recording, left: torch.Tensor | None) -> Any:
-    def hook(parameter: torch.Tensor) -> None:
-        recording.marked.add(leaf.name)
-        assert parameter.grad is not None
-        if parameter.grad is left:
-            recording.carried.append(leaf.name)
-        parameter.grad = marks.gradient(parameter.grad, leaf.name)
-
-    # The list of hooks stays with the Python object; the hook itself belongs to the stand-in.
-    leaf.value._post_accumulate_grad_hooks = None
-    leaf.value.register_post_accumulate_grad_hook(hook)
-    return _Unmark(leaf.value)
-
-
-def _marking(
-    tensors: Sequence[Leaf], recording: Recording
-) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None]:
-    """Mark what ``torch.autograd.grad`` returns for variables."""
-    # The fields of a stand-in may be swapped, the object of a variable stays.
-    names = {id(leaf.value): leaf.name for leaf in tensors if leaf.kind == "parameter"}
-
-    def see(source: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        name = names.get(id(source))
-        if name is None or gradient is None:
-            return gradient
-        recording.marked.add(name)
-        marked: torch.Tensor = marks.gradient(gradient, name)
-        return marked
-
-    return see
-
-
-@dataclass
-class _Unmark:
-    parameter: torch.Tensor
-
-    def remove(self) -> None:
-        self.parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
 
 def _one_at_a_time(optimizer: torch.optim.Optimizer) -> None:
@@ -194,14 +133,6 @@ def _watch_output(recording: Recording) -> Iterator[None]:
         yield
     finally:
         builtins.print, builtins.open = saved
-
-
-def _set_data_refusal() -> UnsupportedError:
-    return UnsupportedError(
-        "The step assigns .data of a tensor, which no operation records: the change would be lost.",
-        hint="change it in place: with torch.no_grad(): parameter.copy_(value).",
-        where=user_line(),
-    )
 
 
 @contextlib.contextmanager

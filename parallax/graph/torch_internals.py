@@ -43,7 +43,6 @@ __all__ = [
     "trace",
     "without_dynamo",
     "without_fused_rnn",
-    "without_set_data",
 ]
 
 
@@ -238,22 +237,6 @@ def expression(symbolic: Any, values: Mapping[Any, torch.fx.Node]) -> int | torc
     }
     result: torch.fx.Node = sympy_interp(PythonReferenceAnalysis, proxies, symbolic).node
     return result
-
-
-@contextlib.contextmanager
-def without_set_data(refuse: Callable[[], Exception]) -> Iterator[None]:
-    """Refuse ``tensor.data = other``, which no operation records and which capture would lose."""
-    cls: Any = FakeTensor
-    descriptor: Any = torch.Tensor.data
-
-    def put(self: torch.Tensor, value: torch.Tensor) -> None:
-        raise refuse()
-
-    cls.data = property(descriptor.__get__, put)
-    try:
-        yield
-    finally:
-        del cls.data
 
 
 def raw_ptr_ranges(tensor: torch.Tensor) -> tuple[int, int] | None:

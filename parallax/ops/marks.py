@@ -8,13 +8,14 @@ RNG_STATE_BYTES = 5056
 
 
 @torch.library.custom_op("parallax::gradient", mutates_args=())
-def gradient(value: torch.Tensor, name: str) -> torch.Tensor:
-    """The gradient of variable ``name`` as backward hands it to whatever comes next."""
+def gradient(value: torch.Tensor, name: str, assigned: bool = False) -> torch.Tensor:
+    """The gradient of variable ``name`` as backward hands it to whatever comes next; or what the
+    step has assigned to its ``.grad``, which may have been aggregated already."""
     return value.clone()
 
 
 @gradient.register_fake
-def _(value: torch.Tensor, name: str) -> torch.Tensor:
+def _(value: torch.Tensor, name: str, assigned: bool = False) -> torch.Tensor:
     if value.layout is not torch.sparse_coo:
         return value.clone()
     # One stored row: a coalesced gradient whose emptiness no optimizer can ask about.

@@ -45,6 +45,7 @@ from parallax.runtime.programs import Programs
 from parallax.runtime.signature import Signature, SignatureReader, structure
 from parallax.runtime.start import (
     agree_on_everything,
+    agree_on_tensors,
     measure_access,
     one_batch_norm,
     seed_worker,
@@ -305,8 +306,11 @@ class Runner:
             if note not in self._noted:
                 self._noted.add(note)
                 logger.warning(note)
+        used = self._state.use(step)
         if self.num_workers > 1:
             check_agreement(step, self._state.leaves)
+            if self._strategy is None:
+                agree_on_tensors(self._world, used)
         analysis = analyze(step, self._state.leaves, aliases(self._objects))
         if self._strategy is None and self.num_workers > 1:
             flat = pytree.tree_leaves((batch, dict(named)))
@@ -329,9 +333,8 @@ class Runner:
 
     def _compare(self, description: str, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         world = self._world
-        agree_on_everything(
-            world, self._state.leaves, self._config, self._data_sizes(), description
-        )
+        leaves = {n: leaf for n, leaf in self._state.leaves.items() if leaf.kind != "tensor"}
+        agree_on_everything(world, leaves, self._config, self._data_sizes(), description)
         self._warn_of_batch_norms()
         self._network = measure_network(world)
         self._speed = measure_speed(world)

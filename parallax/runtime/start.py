@@ -58,6 +58,7 @@ def agree_on_everything(
     """Compare models, settings, data and batches of all workers, and take worker 0's values.
 
     Args:
+        leaves: all but tensors of the user's objects, of which the step may use none.
         data_sizes: lines about the sharded data.
         description: structure of the batch.
 
@@ -85,8 +86,33 @@ def agree_on_everything(
     agree_on_batch(world, description)
     differing = take_values_of_chief(world, leaves)
     if differing:
-        shown = ", ".join(differing[:3]) + (", ..." if len(differing) > 3 else "")
+        shown = _some_of(differing)
         logger.info("first values differed between workers; all took worker 0's: %s", shown)
+
+
+def agree_on_tensors(world: World, leaves: Mapping[str, Leaf]) -> None:
+    """The same for tensors of the user's objects that the captured step uses.
+
+    Raises:
+        DisagreementError: on every worker; the first that differs, and how.
+    """
+    agree_on(
+        world,
+        "tensors that the step uses",
+        describe_state(leaves),
+        "make them alike on every worker, and pass what is each worker's own with the batch.",
+    )
+    differing = take_values_of_chief(world, leaves)
+    if differing:
+        logger.warning(
+            "tensors that the step uses differed between workers; all took worker 0's: %s; pass "
+            "what is each worker's own (data) with the batch",
+            _some_of(differing),
+        )
+
+
+def _some_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def one_batch_norm(objects: StepObjects, config: Config) -> bool:
@@ -101,7 +127,7 @@ def warn_of_batch_norms(objects: StepObjects) -> None:
             "BatchNorm normalises over each worker's own batch, so results depend on the "
             "number of workers (%s); parallax.Config(sync_batch_norm=True) makes them those of "
             "one device, and GroupNorm or LayerNorm need no messages for it.",
-            ", ".join(norms[:3]) + (", ..." if len(norms) > 3 else ""),
+            _some_of(norms),
         )
 
 

@@ -46,7 +46,8 @@ def read_state(
     for name, optimizer in objects.optimizers.items():
         result[name] = pytree.tree_map(whole, optimizer.state_dict())
     for leaf in _loose(state):
-        result[leaf.name] = whole(leaf.value)
+        if state.is_state(leaf) is not False:
+            result[leaf.name] = whole(leaf.value)
     if kept := encoded.state():
         result[ENCODERS_STATE] = kept
     return result
@@ -108,16 +109,21 @@ def load_state(
     shapes = {leaf.name: tuple(leaf.value.shape) for leaf in _parameters(state)}
     problems += encoder_problems(kept, shapes)
     loose = {leaf.name: leaf for leaf in _loose(state)}
-    expected = {*objects.models, *objects.optimizers, *loose}
-    problems += [f"missing {name!r}" for name in sorted(expected - set(given))]
-    problems += [f"unexpected {name!r}" for name in sorted(set(given) - expected)]
+    whole = {*objects.models, *objects.optimizers}
+    needed = {name for name, leaf in loose.items() if state.is_state(leaf)}
+    problems += [f"missing {name!r}" for name in sorted((whole | needed) - set(given))]
+    problems += [f"unexpected {name!r}" for name in sorted(set(given) - whole - set(loose))]
+    loose = {
+        name: leaf
+        for name, leaf in loose.items()
+        if name in given and state.is_state(leaf) is not False
+    }
     for name, model in objects.models.items():
         if name in given:
             own = model.state_dict(keep_vars=True)
             problems += _compare(f"{name}.", own, given[name])
     for name, leaf in loose.items():
-        if name in given:
-            problems += _compare("", {name: leaf.value}, {name: given[name]})
+        problems += _compare("", {name: leaf.value}, {name: given[name]})
     for name, optimizer in objects.optimizers.items():
         if name in given:
             problems += _compare_optimizer(name, optimizer, given[name])

@@ -14,6 +14,7 @@ import torch
 from parallax.errors import CheckpointError
 from parallax.graph.discovery import StepObjects
 from parallax.graph.state import Leaf, leaves
+from parallax.graph.step_graph import StepGraph
 from parallax.graph.torch_internals import replace_tensor
 from parallax.runtime.state.deferral import deferred_device, initial_rows, initial_whole
 from parallax.strategy.layout import RowLayout
@@ -31,6 +32,7 @@ class StateTable:
         self._views: dict[str, RowLayout] = {}
         self._leaves: dict[str, Leaf] = {}
         self._containers: tuple[int, ...] = ()
+        self._used: set[str] | None = None
         self.refresh()
 
     def refresh(self) -> None:
@@ -76,6 +78,30 @@ class StateTable:
     def leaves(self) -> dict[str, Leaf]:
         """All leaves by name, as of the last refresh."""
         return self._leaves
+
+    # -- Tensors of the user's objects ------------------------------------------------------
+
+    def use(self, step: StepGraph) -> dict[str, Leaf]:
+        """Note what a captured step reads or makes of tensors that the user's objects hold.
+
+        Returns:
+            Those that it uses and no step before it.
+        """
+        before = self._used or set()
+        names = {item.name for item in step.inputs if item.kind != "batch"} | {*step.new_leaves}
+        self._used = before | names
+        return {
+            name: leaf
+            for name, leaf in self._leaves.items()
+            if leaf.kind == "tensor" and name in names - before
+        }
+
+    def is_state(self, leaf: Leaf) -> bool | None:
+        """Whether it belongs to the run's state: not a tensor that no step uses, such as data, or
+        losses that a loop collects. None where that is not known, before the first step."""
+        if leaf.kind != "tensor":
+            return True
+        return None if self._used is None else leaf.name in self._used
 
     # -- Sharding -------------------------------------------------------------------------
 

@@ -1,0 +1,105 @@
+"""Where a gradient is marked while the step is captured: what ``parallax::gradient`` stands on."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from parallax.graph.recording import Recording
+from parallax.graph.replaced import replaced
+from parallax.graph.state import Leaf
+from parallax.graph.torch_internals import FakeTensorMode, gradients_through
+from parallax.ops import marks
+
+_GRAD: Any = torch._C.TensorBase.grad
+
+
+def mark_backward(
+    tensors: Sequence[Leaf], recording: Recording, sentinels: frozenset[str], mode: FakeTensorMode
+) -> list[Any]:
+    """Mark what ``backward()`` leaves in ``.grad`` of variables.
+
+    Args:
+        sentinels: variables that are given a gradient of an earlier call, to see who reads it.
+
+    Returns:
+        What ends it: each has ``remove()``.
+    """
+    handles = []
+    for leaf in tensors:
+        if leaf.value.requires_grad and leaf.value.is_leaf:
+            left = None
+            if leaf.name in sentinels:
+                with mode:
+                    left = torch.zeros_like(leaf.value)
+                leaf.value.grad = left
+            handles.append(_mark(leaf, recording, left))
+    return handles
+
+
+def _mark(leaf: Leaf, recording: Recording, left: torch.Tensor | None) -> Any:
+    def hook(parameter: torch.Tensor) -> None:
+        recording.marked.add(leaf.name)
+        assert parameter.grad is not None
+        if parameter.grad is left:
+            recording.carried.append(leaf.name)
+        _GRAD.__set__(parameter, marks.gradient(parameter.grad, leaf.name))
+
+    # The list of hooks stays with the Python object; the hook itself belongs to the stand-in.
+    leaf.value._post_accumulate_grad_hooks = None
+    leaf.value.register_post_accumulate_grad_hook(hook)
+    return _Unmark(leaf.value)
+
+
+@dataclass
+class _Unmark:
+    parameter: torch.Tensor
+
+    def remove(self) -> None:
+        self.parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+
+
+def mark_returned(
+    tensors: Sequence[Leaf], recording: Recording
+) -> contextlib.AbstractContextManager[None]:
+    """Mark what ``torch.autograd.grad`` returns for variables."""
+    names = _names(tensors)
+
+    def see(source: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        name = names.get(id(source))
+        if name is None or gradient is None:
+            return gradient
+        recording.marked.add(name)
+        marked: torch.Tensor = marks.gradient(gradient, name)
+        return marked
+
+    return gradients_through(see)
+
+
+@contextlib.contextmanager
+def mark_assigned(tensors: Sequence[Leaf], recording: Recording) -> Iterator[None]:
+    """Mark what the step itself puts into ``.grad``: it may be a gradient that was computed some
+    other way (``torch.func``, of a copy of the model, by hand). Which are is told by the graph."""
+    names = _names(tensors)
+
+    def put(self: torch.Tensor, value: torch.Tensor | None) -> None:
+        name = names.get(id(self))
+        if name is not None and isinstance(value, torch.Tensor):
+            recording.marked.add(name)
+            value = marks.gradient(value.detach(), name, True)
+        _GRAD.__set__(self, value)
+
+    def forget(self: torch.Tensor) -> None:
+        _GRAD.__delete__(self)
+
+    with replaced((torch.Tensor, "grad", property(_GRAD.__get__, put, forget))):
+        yield
+
+
+def _names(tensors: Sequence[Leaf]) -> dict[int, str]:
+    """The variables, by the identity of their objects: the fields of stand-ins may be swapped."""
+    return {id(leaf.value): leaf.name for leaf in tensors if leaf.kind == "parameter"}
