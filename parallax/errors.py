@@ -26,6 +26,7 @@ __all__ = [
     "RowIdError",
     "ShardError",
     "SourceLine",
+    "StepError",
     "StrategyError",
     "UnsupportedError",
     "VariableError",
@@ -104,6 +105,10 @@ class CaptureError(ModelError):
 
 class DataDependentError(CaptureError):
     """Python control flow in the step depends on the values of tensors."""
+
+
+class StepError(ModelError):
+    """An operation of the captured step failed when it ran; names the line that it came from."""
 
 
 class UnsupportedError(ModelError):

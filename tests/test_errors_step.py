@@ -17,6 +17,7 @@ from parallax.errors import (
     DataDependentError,
     ModelError,
     ParallaxError,
+    StepError,
     UnsupportedError,
 )
 
@@ -116,6 +117,32 @@ def test_a_step_that_is_no_graph_is_refused_at_its_line(name: str) -> None:
     error = raised(trained(body), kind, *fragments, f"at {marked_line(body)}: ")
     assert error.hint
     assert error.exit_code == 4
+
+
+def wrong_dtype(model: Any, y: torch.Tensor, loss: Any) -> Any:
+    return model(y.detach().new_zeros(2, 3).double())  # here
+
+
+def wrong_label(model: Any, y: torch.Tensor, loss: Any) -> Any:
+    return nn.functional.cross_entropy(y, torch.full((len(y),), 7))  # here
+
+
+def wrong_index(model: Any, y: torch.Tensor, loss: Any) -> Any:
+    return y.detach()[torch.full((2,), 99)]  # here
+
+
+FAILING = {
+    wrong_dtype: "RuntimeError: mat1 and mat2 must have the same dtype",
+    wrong_label: "IndexError: Target 7 is out of bounds",
+    wrong_index: "IndexError: index 99 is out of bounds",
+}
+
+
+@pytest.mark.parametrize("body", FAILING)
+def test_an_operation_that_fails_as_it_runs_is_told_by_its_line(body: Any) -> None:
+    said = f"An operation of the step failed: {FAILING[body]}"
+    error = raised(trained(body), StepError, said, f"at {marked_line(body)}: ", "on one device")
+    assert isinstance(error.__cause__, RuntimeError | IndexError)
 
 
 def takes_two(x: torch.Tensor, y: torch.Tensor) -> None:  # here

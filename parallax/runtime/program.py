@@ -14,6 +14,7 @@ from parallax.ops.specs import LateSpec, ResourceSpec
 from parallax.rewrite.ahead import IdsGraph, ids_graph
 from parallax.rewrite.region_graphs import Region
 from parallax.rewrite.regions import cut
+from parallax.runtime.failures import failure_of
 from parallax.runtime.late import LateUpdates
 from parallax.runtime.state.state_table import StateTable
 
@@ -98,14 +99,24 @@ class Program:
         return True
 
     def run(self, batch: Sequence[Any]) -> Any:
-        """One step on the flat ``batch``; returns what the user's step returns."""
+        """One step on the flat ``batch``; returns what the user's step returns.
+
+        Raises:
+            StepError: an operation failed.
+        """
         for call in self.step.calls:
             if call.before:
                 _call(call, ())
         inputs = self._resources + [read() for read in self._readers]
         inputs += self._inputs_of(batch)
-        with torch.no_grad():
-            results = self._run(*inputs)
+        try:
+            with torch.no_grad():
+                results = self._run(*inputs)
+        except Exception as error:
+            failure = failure_of(error, self.step.graph)
+            if failure is None:
+                raise
+            raise failure from error
         del inputs
         return self._put_back(results)
 

@@ -1,0 +1,57 @@
+"""Which of the user's lines an operation of the graph came from that failed as it ran."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import types
+
+import torch
+
+from parallax.errors import StepError
+from parallax.graph.user_code import line_of
+
+_GENERATED = "<eval_with_key>"
+_ASSIGNED = re.compile(r"\s*(\w+)(?:: [^=]+)? = ")
+
+
+def failure_of(error: Exception, graph: torch.fx.Graph) -> StepError | None:
+    """What a user is told of an error of torch's in a running graph.
+
+    Returns:
+        None if it is none of those that a batch or a model causes.
+    """
+    kinds = RuntimeError | IndexError | ValueError | TypeError
+    if not isinstance(error, kinds) or isinstance(error, torch.OutOfMemoryError):
+        return None
+    node = _node(error.__traceback__, graph)
+    if node is None:
+        return None
+    text = str(error).strip().splitlines()
+    reason = text[0] if text else ""
+    return StepError(
+        f"An operation of the step failed: {type(error).__name__}: {reason}",
+        hint="see that the step runs with this batch on one device: dtypes of the batch and of "
+        "the model, and values such as labels and ids.",
+        where=line_of(node),
+    )
+
+
+def _node(trace: types.TracebackType | None, graph: torch.fx.Graph) -> torch.fx.Node | None:
+    """The node that ran: the generated line assigns to its name. One that rewriting made is taken
+    for the last before it that the step made."""
+    name = None
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_filename.startswith(_GENERATED):
+            line = linecache.getline(frame.f_code.co_filename, trace.tb_lineno, frame.f_globals)
+            if (found := _ASSIGNED.match(line)) is not None:
+                name = found[1]
+        trace = trace.tb_next
+    last = None
+    for node in graph.nodes:
+        if "user_place" in node.meta:
+            last = node
+        if node.name == name:  # what exchanges raise speaks for itself
+            return last if getattr(node.target, "namespace", "") == "aten" else None
+    return None
