@@ -234,6 +234,37 @@ def gradients_of_a_copy(rows: int) -> Built:
     return _by_hand(rows, gradients)
 
 
+def _cleared(rows: int, first: bool) -> Built:
+    """Updates by hand, with gradients that grad.zero_() clears before or after."""
+    model, unused = mlp(4, 3), mlp(3, 1)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        parameters = list(model.parameters())
+        for parameter in parameters if first else []:
+            if parameter.grad is not None:
+                parameter.grad.zero_()
+        loss = F.cross_entropy(model(x), labels) + unused(model(x)).mean()
+        loss.backward()
+        with torch.no_grad():
+            for parameter in parameters:
+                parameter.sub_(0.1 * parameter.grad)
+                if not first:
+                    parameter.grad.zero_()
+        return loss
+
+    return [model, unused], step, classes(rows)
+
+
+@case
+def gradients_cleared_first(rows: int) -> Built:
+    return _cleared(rows, True)
+
+
+@case
+def gradients_cleared_last(rows: int) -> Built:
+    return _cleared(rows, False)
+
+
 @case
 def a_penalty_that_sets_in(rows: int) -> Built:
     """Python that decides by a float of the batch, and computes with it."""

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from parallax.errors import CaptureError, ModelError, ParallaxError, UnsupportedError
 from parallax.graph.aliases import memory_of
+from parallax.graph.carried import is_cleared, read_by_step, used_gradients
 from parallax.graph.cleanup import clean
 from parallax.graph.discovery import StepObjects
 from parallax.graph.gradient_order import advance_gradients
@@ -100,6 +101,12 @@ def capture(
                 hint="call optimizer.zero_grad() in the step, before backward or after "
                 "optimizer.step(); to accumulate over micro-batches, loop over them in the step.",
             )
+        used = used_gradients(graph.graph)
+        if unused := [name for name in carried if name not in used]:
+            graph.notes.append(
+                f"the step leaves gradients of {', '.join(unused[:3])} "
+                f"{'and others ' if len(unused) > 3 else ''}that it does not use: they are not kept"
+            )
     return graph
 
 
@@ -156,7 +163,8 @@ def _capture_once(
         call_args, call_kwargs = pytree.tree_unflatten(values, batch_spec)
         result = step(*call_args, **call_kwargs)
         _collect(traced, result, before, leaves(objects), recording)
-        _note_carried(traced, objects, recording, sentinels)
+        if not sentinels:
+            _note_carried(traced, objects, recording)
         return traced.flat
 
     generators = random.getstate()
@@ -212,6 +220,12 @@ def _capture_once(
         notes=recording.notes,
     )
     clean(graph)
+    if not used_gradients(graph.graph):
+        raise ModelError(
+            "The step computes gradients and uses none: no parameter would ever change.",
+            hint="call optimizer.step() in the step, after backward; runner.run() is the whole "
+            "training step, and leaves no parameter.grad behind.",
+        )
     if not sentinels:  # which are such tensors
         _refuse_unknown_state(graph)
     stack_in_order(graph.graph)
@@ -220,7 +234,7 @@ def _capture_once(
     advance_gradients(graph.graph)
     write_softmax_gradients_once(graph.graph)
     module.recompile()
-    return graph, traced.carried
+    return graph, read_by_step(module, recording.left) if sentinels else traced.carried
 
 
 def _refuse_unknown_state(step: StepGraph) -> None:
@@ -350,16 +364,12 @@ def _collect_state(traced: _Traced, before: Mapping[str, Leaf], after: Mapping[s
             traced.constants[name] = leaf.value
 
 
-def _note_carried(
-    traced: _Traced, objects: StepObjects, recording: Recording, sentinels: frozenset[str]
-) -> None:
+def _note_carried(traced: _Traced, objects: StepObjects, recording: Recording) -> None:
     for name, leaf in leaves(objects).items():
         if leaf.kind != "parameter" or leaf.value.grad is None:
             continue
-        if name not in sentinels and id(leaf.value) not in recording.cleared:
+        if id(leaf.value) not in recording.cleared and not is_cleared(leaf.value.grad):
             traced.carried.append(name)
-    if sentinels:
-        traced.carried = list(recording.carried)
 
 
 def _guards(

@@ -32,21 +32,18 @@ def mark_backward(
     handles = []
     for leaf in tensors:
         if leaf.value.requires_grad and leaf.value.is_leaf:
-            left = None
             if leaf.name in sentinels:
                 with mode:
-                    left = torch.zeros_like(leaf.value)
-                leaf.value.grad = left
-            handles.append(_mark(leaf, recording, left))
+                    recording.left[leaf.name] = torch.zeros_like(leaf.value)
+                leaf.value.grad = recording.left[leaf.name]
+            handles.append(_mark(leaf, recording))
     return handles
 
 
-def _mark(leaf: Leaf, recording: Recording, left: torch.Tensor | None) -> Any:
+def _mark(leaf: Leaf, recording: Recording) -> Any:
     def hook(parameter: torch.Tensor) -> None:
         recording.marked.add(leaf.name)
         assert parameter.grad is not None
-        if parameter.grad is left:
-            recording.carried.append(leaf.name)
         _GRAD.__set__(parameter, marks.gradient(parameter.grad, leaf.name))
 
     # The list of hooks stays with the Python object; the hook itself belongs to the stand-in.

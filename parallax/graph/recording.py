@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 
 @dataclass
 class Recording:
@@ -14,9 +16,9 @@ class Recording:
     stepped: set[int] = field(default_factory=set)
     cleared: set[int] = field(default_factory=set)
     marked: set[str] = field(default_factory=set)
-    carried: list[str] = field(default_factory=list)
-    """Variables whose gradient of the previous call was added to."""
     calls: list[tuple[Callable[..., Any], bool, tuple[Any, ...], dict[str, Any]]] = field(
         default_factory=list
     )
+    left: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By variable, the gradient of an earlier call that it was given, to see who reads it."""
     notes: list[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental import proxy_tensor
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
@@ -36,6 +36,7 @@ __all__ = [
     "get_proxy_mode",
     "gradients_through",
     "new_size",
+    "node_of",
     "outside_tracing",
     "raw_ptr_ranges",
     "replace_tensor",
@@ -114,6 +115,12 @@ def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.fx.Gr
     finally:
         proxy_tensor.CONSTANT_NUMEL_LIMIT = limit
     return graph
+
+
+def node_of(tracer: Any, tensor: torch.Tensor) -> torch.fx.Node | None:
+    """The node that computed, or changed last, a tensor of the step that is being traced."""
+    slot: Any = get_proxy_slot(tensor, tracer, None)
+    return None if slot is None else slot.proxy.node
 
 
 def fake_like(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
