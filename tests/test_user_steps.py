@@ -20,6 +20,7 @@ CELLS = [
     *((name, builder) for name in ADVERSARIES[2:5] for builder in ("UnevenPS", "ZeRO")),
     *((name, builder) for name in TABLES for builder in ("Parallax", "PS", "AR")),
     ("masked_words", "Poseidon"),
+    *(("layers_that_are_run_again", builder) for builder in ("PS", "ZeRO")),
     *(("volume_of_columns", builder) for builder in ("PS", "ZeRO")),
 ]
 

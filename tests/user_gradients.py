@@ -234,6 +234,41 @@ def gradients_of_a_copy(rows: int) -> Built:
     return _by_hand(rows, gradients)
 
 
+class _Recomputed(torch.autograd.Function):
+    """Runs a layer again in its backward pass, as reversible networks and adjoint methods do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, layer: nn.Module, *weights: torch.Tensor) -> Any:
+        ctx.layer, ctx.weights = layer, weights
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        (saved,) = ctx.saved_tensors
+        x = saved.detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.layer(x)
+        own, *others = torch.autograd.grad(y, [x, *ctx.weights], gradient)
+        return own, None, *others
+
+
+@case
+def layers_that_are_run_again(rows: int) -> Built:
+    model = mlp(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(_Recomputed.apply(x, model, *model.parameters()), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [model], step, classes(rows)
+
+
 def _cleared(rows: int, first: bool) -> Built:
     """Updates by hand, with gradients that grad.zero_() clears before or after."""
     model, unused = mlp(4, 3), mlp(3, 1)

@@ -188,10 +188,12 @@ def gradients_through(
     """Let ``see(input, gradient)`` replace what ``torch.autograd.grad`` gives for each input.
 
     Gradients that are differentiated further (``create_graph``) stay as they are, and so do those
-    of a batch of output gradients.
+    of a batch of output gradients, and those that a backward pass computes on its way (a
+    ``Function`` that recomputes).
     """
     module: Any = torch.autograd
     run = module._engine_run_backward
+    running = 0
 
     def seen(
         outputs: Any,
@@ -202,9 +204,14 @@ def gradients_through(
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        found = run(outputs, gradients, retain, further, inputs, *args, **kwargs)
+        nonlocal running
+        running += 1
+        try:
+            found = run(outputs, gradients, retain, further, inputs, *args, **kwargs)
+        finally:
+            running -= 1
         batched = torch._C._functorch.is_legacy_batchedtensor
-        if further or kwargs.get("accumulate_grad") or any(map(batched, gradients)):
+        if running or further or kwargs.get("accumulate_grad") or any(map(batched, gradients)):
             return found
         return tuple(see(one, gradient) for one, gradient in zip(inputs, found, strict=True))
 
