@@ -14,6 +14,7 @@ from parallax.ops import marks
 ADVERSARIES = [f"adversaries, {variant}" for variant in user_steps.ADVERSARIES]
 OTHERS = [name for name in user_steps.CASES if name not in ADVERSARIES]
 TABLES = ("steps_by_signs", "sparse_momentum", "bags_of_short_ids", "averaged_table")
+TABLES += ("two_tasks_of_a_table", "two_tasks_of_bags")
 CELLS = [
     *((name, "HYBRID") for name in OTHERS),
     *((name, builder) for name in ADVERSARIES for builder in ("HYBRID", "PS", "AR")),

@@ -31,6 +31,38 @@ def _looked_up(
     return [table], step, [(torch.randint(41, (rows, 3), dtype=ids),) for _ in range(STEPS)]
 
 
+def _two_tasks(rows: int, table: nn.Module) -> Built:
+    """Each task's own gradient of one table, mixed by how they agree (MGDA)."""
+    table.double()
+    optimizer = torch.optim.SGD(table.parameters(), 0.1, momentum=0.9)
+
+    def step(ids: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        found = table(ids).reshape(len(ids), -1)
+        losses = [(found[:, :1] - first).square().mean(), (found[:, 1:2] - second).square().mean()]
+        one, two = [
+            torch.autograd.grad(loss, [table.weight], retain_graph=True)[0] for loss in losses
+        ]
+        share = two.square().sum() / (one.square().sum() + two.square().sum())
+        table.weight.grad = share * one + (1 - share) * two
+        optimizer.step()
+        return share
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        return torch.randint(41, (rows, 3)), numbers(rows, 1), numbers(rows, 1)
+
+    return [table], step, [batch() for _ in range(STEPS)]
+
+
+@case
+def two_tasks_of_a_table(rows: int) -> Built:
+    return _two_tasks(rows, nn.Embedding(41, 4))
+
+
+@case
+def two_tasks_of_bags(rows: int) -> Built:
+    return _two_tasks(rows, nn.EmbeddingBag(41, 4, mode="sum"))
+
+
 @case
 def steps_by_signs(rows: int) -> Built:
     """Rprop, which writes where a condition holds."""

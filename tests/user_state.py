@@ -46,6 +46,33 @@ class _Remembering(torch.optim.Optimizer):
                 parameter.sub_(group["lr"] * self.sums[number].mul_(0.9).add_(parameter.grad))
 
 
+class _Counting(torch.optim.Optimizer):
+    """Counts in its groups, in numbers that it makes there, as LAMB of apex does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "calls": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            if "step" in group:
+                group["step"] += 1
+            else:
+                group["step"] = 1
+            group["calls"] += 2
+            rate = group["lr"] / (1 - 0.9 ** group["step"])
+            for parameter in group["params"]:
+                parameter.sub_(rate * parameter.grad)
+                if group["calls"] > 4:
+                    parameter.mul_(0.9)
+
+
+@case
+def optimizer_that_counts_in_its_groups(rows: int) -> Built:
+    model = mlp(4, 3)
+    return stepping(rows, model, _Counting(model.parameters()))
+
+
 @case
 def optimizer_of_an_optimizer(rows: int) -> Built:
     model = mlp(4, 3)

@@ -185,12 +185,15 @@ def _capture_once(
         raise _capture_error(error, step) from error
     finally:
         changed = snapshot.restore()
+    if snapshot.counters:  # which are state, as is known now
+        objects.counters.update(snapshot.counters)
+        return _capture_once(step, objects, args, kwargs, devices, varying, sentinels)
     if snapshot.counted:
         raise UnsupportedError(
             f"An optimizer counts in a Python number, which would stay as it is: "
             f"{', '.join(snapshot.counted)}.",
-            hint="keep the count in the state of a parameter, or as a float in a group: "
-            "self.state[p]['step'] += 1, group['step'] += 1.0.",
+            hint="keep the count in the state of a parameter, or in a group: "
+            "self.state[p]['step'] += 1, group['step'] += 1.",
         )
     if changed:
         recording.notes.append(
@@ -354,7 +357,7 @@ def _collect_state(traced: _Traced, before: Mapping[str, Leaf], after: Mapping[s
         if _is_computed(leaf.value):
             traced.flat.append(leaf.value)
             traced.outputs.append(GraphOutput("state", name))
-        elif leaf.kind == "group":
+        elif leaf.kind == "group" and old is not None:
             raise UnsupportedError(
                 f"The step sets {name} from Python values, which would be fixed at capture.",
                 hint="use a torch.optim.lr_scheduler, or set it outside the step before "

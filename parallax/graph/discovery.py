@@ -51,6 +51,9 @@ class StepObjects:
     step's Python can change unseen by the graph."""
     functions: list[types.FunctionType] = field(default_factory=list)
     """The user's functions that the step may call, itself first."""
+    counters: set[str] = field(default_factory=set)
+    """Whole numbers in optimizers' groups that captures saw the step change: state, by leaf name;
+    all others are settings."""
 
 
 def discover(

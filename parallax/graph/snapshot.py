@@ -40,6 +40,7 @@ class Snapshot:
         """Containers whose new tensors are new state."""
         self._seen: set[int] = set()
         self.counted: list[str] = []
+        self.counters: list[str] = []
         for root, model in objects.models.items():
             for path, module in model.named_modules():
                 self._keep_module(f"{root}.{path}" if path else root, module)
@@ -115,14 +116,18 @@ class Snapshot:
 
         Returns:
             For each plain Python value that the step changed, its name and the line of the change;
-            ``counted`` are those that an optimizer keeps, which its updates follow.
+            ``counted`` are those that an optimizer keeps, which its updates follow, and
+            ``counters`` those in its groups.
         """
         changed = self._changed()
-        self.counted = [
-            self._with_line(name, name)
-            for name, container, key, number in self._counters
-            if container.get(key) != number
-        ]
+        before = {name: number for name, _, number in self._counters}
+        for name, in_group, number in _counters(self._objects):
+            if before.get(name) == number or name in self._objects.counters:
+                continue
+            if in_group:
+                self.counters.append(name)
+            else:
+                self.counted.append(self._with_line(name, name))
         for container, copy in self._saved:
             _put_back(container, copy)
         for holder, value in self._lone:
@@ -168,16 +173,17 @@ class Snapshot:
         return None
 
 
-def _counters(objects: StepObjects) -> Iterator[tuple[str, dict[str, Any], str, int]]:
-    """Whole numbers of optimizers, whose name does not say that they are nobody's business; those
-    with a point are state."""
+def _counters(objects: StepObjects) -> Iterator[tuple[str, bool, int]]:
+    """Whole numbers of optimizers, whose name does not say that they are nobody's business, and
+    whether they are in a group; those with a point are state."""
     for name, optimizer in objects.optimizers.items():
-        homes = [(name, vars(optimizer))]
-        homes += [(f"{name}.group{i}", group) for i, group in enumerate(optimizer.param_groups)]
-        for label, home in homes:
+        homes = [(name, vars(optimizer), False)]
+        groups = enumerate(optimizer.param_groups)
+        homes += [(f"{name}.group{i}", group, True) for i, group in groups]
+        for label, home, in_group in homes:
             for key, value in home.items():
                 if type(value) is int and not key.startswith("_"):
-                    yield f"{label}.{key}", home, key, value
+                    yield f"{label}.{key}", in_group, value
 
 
 def _content(container: GlobalName | types.CellType) -> Any:

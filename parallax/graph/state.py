@@ -102,11 +102,15 @@ def _all(objects: StepObjects, names: dict[int, str]) -> Iterator[Leaf]:
                 yield Leaf(_dotted(root, key), "tensor", tensor, put, get, None, root, key)
     known_groups: set[int] = set()
     for root, optimizer in objects.optimizers.items():
-        yield from _optimizer_leaves(root, optimizer, names, known_groups)
+        yield from _optimizer_leaves(root, optimizer, names, known_groups, objects.counters)
 
 
 def _optimizer_leaves(
-    root: str, optimizer: Optimizer, names: dict[int, str], known_groups: set[int]
+    root: str,
+    optimizer: Optimizer,
+    names: dict[int, str],
+    known_groups: set[int],
+    counters: set[str],
 ) -> Iterator[Leaf]:
     """Of a group that an optimizer shares with one that it calls, the numbers are told once."""
     for index, group in enumerate(optimizer.param_groups):
@@ -114,9 +118,9 @@ def _optimizer_leaves(
             if key == "params" or id(group) in known_groups:
                 continue
             for sub, number in _numbers(value):
-                if isinstance(number, float | torch.Tensor | torch.SymFloat):
+                name = f"{root}.group{index}.{_join(key, *sub)}"
+                if isinstance(number, float | torch.Tensor | torch.SymFloat) or name in counters:
                     path: Key = ("group", index, key, *sub)
-                    name = f"{root}.group{index}.{_join(key, *sub)}"
                     get, put = _item(group, (key, *sub))
                     yield Leaf(name, "group", number, put, get, None, root, path)
         for parameter in group["params"]:

@@ -306,6 +306,7 @@ class Runner:
             if note not in self._noted:
                 self._noted.add(note)
                 logger.warning(note)
+        self._state.refresh()  # which numbers are state is known by the capture
         used = self._state.use(step)
         if self.num_workers > 1:
             check_agreement(step, self._state.leaves)

@@ -34,7 +34,6 @@ class SignatureReader:
         self._outside = OutsideValues(objects)
         self._last: tuple[Hashable, ...] = ()
         self._changes = 0
-        self._optimizers = list(objects.optimizers.values())
         self._look()
 
     def _look(self) -> None:
@@ -88,14 +87,16 @@ class SignatureReader:
 
     def _optimizer_part(self) -> Hashable:
         parts: list[Hashable] = []
-        for optimizer in self._optimizers:
+        counters = self._objects.counters
+        for name, optimizer in self._objects.optimizers.items():
             parts.append(len(optimizer.state))
-            for group in optimizer.param_groups:
+            for index, group in enumerate(optimizer.param_groups):
                 parts.append(len(group["params"]))
                 parts.extend(
                     (key, value)
                     for key, value in group.items()
                     if isinstance(value, bool | str | int | None.__class__)
+                    and not (counters and f"{name}.group{index}.{key}" in counters)
                 )
         return tuple(parts)
 

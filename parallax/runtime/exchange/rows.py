@@ -383,15 +383,16 @@ class RowExchange:
         tables: Sequence[int],
         way: Way,
     ) -> list[torch.Tensor]:
-        specs = self.spec.tables
+        """In the order of ``tables``, of which one may come more than once."""
+        specs = [self.spec.tables[t] for t in tables]
         result: dict[int, torch.Tensor] = {}
         for dtype, buffer in received.items():
-            own = [t for t in tables if specs[t].sent_dtype(way) is dtype]
-            selected = [[row[t] for t in own] for row in counts]
-            flat = by_table(buffer, selected, [specs[t].sent_width for t in own])
-            for t, part in zip(own, flat, strict=True):
-                result[t] = _whole(part, specs[t])
-        return [result[t] for t in tables]
+            own = [i for i, table in enumerate(specs) if table.sent_dtype(way) is dtype]
+            selected = [[row[tables[i]] for i in own] for row in counts]
+            flat = by_table(buffer, selected, [specs[i].sent_width for i in own])
+            for i, part in zip(own, flat, strict=True):
+                result[i] = _whole(part, specs[i])
+        return [result[i] for i in range(len(tables))]
 
 
 def _sent(rows: torch.Tensor, table: TableSpec) -> torch.Tensor:
