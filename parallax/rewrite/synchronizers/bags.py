@@ -52,11 +52,13 @@ def synchronize_bags(work: Rewriting) -> None:
         groups.setdefault(work.analysis.stages[lookup.node], _Group()).lookups.append(lookup)
     for group in groups.values():
         _fetch(work, group)
+    terms = _terms(work)
     for phase in work.phases:
         for group in groups.values():
-            marks = [mark for mark in phase.marks if _belongs(work, group, mark)]
+            marks = [mark for mark in phase.marks if mark in terms and _belongs(group, terms[mark])]
             for part in together(work, marks):
-                _push(work, group, part, phase.first_use)
+                for several in _one_of_each(part):
+                    _push(work, group, several, terms, phase.first_use)
     for lookup in found:
         _erase_with_gradients(work, lookup.node)
 
@@ -116,26 +118,47 @@ def _erase_with_gradients(work: Rewriting, node: Node) -> None:
     work.graph.erase_node(node)
 
 
-def _terms(work: Rewriting, mark: Node) -> tuple[Node, ...]:
-    """The gradients of bags that make up a gradient of the whole table."""
-    name = str(mark.args[1])
-    index = work.analysis.gradients[name].index(mark)
-    return work.analysis.row_gradients(name)[index].terms
+def _terms(work: Rewriting) -> dict[Node, tuple[Node, ...]]:
+    """By mark, the gradients of bags that make up a gradient of the whole table."""
+    return {
+        mark: rows.terms
+        for name in work.names_with("bags")
+        for mark, rows in zip(
+            work.analysis.gradients[name], work.analysis.row_gradients(name), strict=True
+        )
+    }
 
 
-def _belongs(work: Rewriting, group: _Group, mark: Node) -> bool:
-    return str(mark.args[1]) in work.names_with("bags") and any(
-        lookup.node is bag_of(_terms(work, mark)[0]) for lookup in group.lookups
-    )
+def _belongs(group: _Group, terms: tuple[Node, ...]) -> bool:
+    return any(lookup.node is bag_of(terms[0]) for lookup in group.lookups)
 
 
-def _push(work: Rewriting, group: _Group, marks: list[Node], first_use: Node) -> None:
-    terms = [(mark, term) for mark in marks for term in _terms(work, mark)]
-    features = [group.feature(bag_of(term)) for _, term in terms]
+def _one_of_each(marks: list[Node]) -> list[list[Node]]:
+    """Owners add up all that a message has for a table: gradients of one table travel apart."""
+    messages: list[list[Node]] = []
+    for mark in marks:
+        for message in messages:
+            if all(other.args[1] != mark.args[1] for other in message):
+                message.append(mark)
+                break
+        else:
+            messages.append([mark])
+    return messages
+
+
+def _push(
+    work: Rewriting,
+    group: _Group,
+    marks: list[Node],
+    terms: dict[Node, tuple[Node, ...]],
+    first_use: Node,
+) -> None:
+    pushed = [term for mark in marks for term in terms[mark]]
+    features = [group.feature(bag_of(term)) for term in pushed]
     order = work.order()
     last = max(marks, key=order.__getitem__)
     with work.graph.inserting_before(last):
-        gradients = [term.args[0] for _, term in terms]
+        gradients = [term.args[0] for term in pushed]
         pending = work.call(push_bags, group.resource, group.handle, features, gradients)
     tables = [group.tables.index(str(mark.args[1])) for mark in marks]
     with work.graph.inserting_before(first_use):
