@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,10 @@ from parallax.errors import ParallaxError
 from parallax.logs import configure_logging
 
 __all__ = ["Command", "find_commands", "main"]
+
+
+_READER_LEFT = 128 + 13
+"""As a shell shows what SIGPIPE ended."""
 
 
 class Command(Protocol):
@@ -58,6 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         configure_logging()
         return found[parsed.command].run(parsed)
+    except BrokenPipeError:
+        # The reader left (`| head`); what Python has not written yet goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_LEFT
     except ParallaxError as error:
         print(f"error: {type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code

@@ -121,3 +121,16 @@ def test_a_batch_that_cannot_be_an_input_is_refused(name: str) -> None:
     value, fragments = BATCHES[name]
     error = raised(batch_of(value), BatchError, *fragments)
     assert error.exit_code == 5
+
+
+def test_a_computed_batch_is_refused_after_one_that_wants_gradients() -> None:
+    model, optimizer = linear()
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    runner = alone(step)
+    runner.run(rows().requires_grad_())
+    raised(lambda: runner.run(nn.Linear(3, 3)(rows())), BatchError, "computed with gradients")

@@ -65,6 +65,41 @@ while not os.path.exists("go"):
     run.assert_nothing_left()
 
 
+@pytest.mark.parametrize(
+    ("leaving", "status", "last"),
+    [
+        (
+            "time.sleep(0.5); os._exit(7)",
+            7,
+            "worker 1 failed with exit status 7; the other workers were stopped",
+        ),
+        (
+            "pass",
+            3,
+            "worker 0 failed with exit status 3, as worker 1 ended while others went on",
+        ),
+    ],
+)
+def test_who_left_is_named_although_others_notice_it_first(
+    start_script: Callable[..., Run], leaving: str, status: int, last: str
+) -> None:
+    # Its sockets close, here by hand, while the process itself takes a while to end.
+    run = start_script(
+        f"""
+env = start()
+if env.rank == 0:
+    open("lost", "w").close()
+    raise PeerError("worker 1 left.")
+while not os.path.exists("lost"):
+    time.sleep(0.01)
+{leaving}
+"""
+    )
+    assert run.end() == status, run.text()
+    assert last in run.err[-1]
+    run.assert_nothing_left()
+
+
 def test_the_last_to_obey_is_killed(start_script: Callable[..., Run]) -> None:
     run = start_script(
         """

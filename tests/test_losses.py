@@ -172,3 +172,19 @@ def test_what_is_not_finite_passes_as_in_torch(value: float) -> None:
         (step if own is made[0] else alone(step, model=own, optimizer=optimizer).run)(x)
     for one, other in zip(made[0].parameters(), made[1].parameters(), strict=True):
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14, equal_nan=True)
+
+
+@pytest.mark.parametrize("criterion", [F.mse_loss, F.smooth_l1_loss, F.huber_loss])
+def test_means_over_an_empty_batch(criterion: Any) -> None:
+    """A worker may have no rows: torch gives no number there, and so do we."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    assert alone(step).run(torch.zeros(0, 3), torch.zeros(0, 1)).isnan()

@@ -29,7 +29,13 @@ from parallax.cluster.environment import LAUNCHED_VARIABLE, SEED_VARIABLE, launc
 from parallax.cluster.host_report import cores
 from parallax.cluster.member import Member, MemberOutput, take_channels
 from parallax.cluster.worker_output import WorkerOutput
-from parallax.cluster.worker_watch import WorkerEnd, WorkerWatch, describe_status, first_failure
+from parallax.cluster.worker_watch import (
+    PEER_STATUS,
+    WorkerEnd,
+    WorkerWatch,
+    describe_status,
+    first_failure,
+)
 from parallax.errors import LaunchError, ParallaxError
 from parallax.logs import configure_logging
 
@@ -283,6 +289,9 @@ def _report(
     first = first_failure([*ends, *unseen])
     assert first is not None
     how = describe_status(first.status)
+    early = [end.rank for end in ends if end.status == 0]
+    if first.status == PEER_STATUS and early:
+        how += f", as worker {early[0]} ended while others went on"
     others = "; the other workers were stopped" if order.workers > 1 else ""
     where = ""
     if order.redirect is not None:

@@ -31,6 +31,7 @@ from parallax.logs import LOG_LEVEL_VARIABLE
 __all__ = ["exit_status", "keep_undestroyed", "prepare_worker_process"]
 
 _INTERRUPTED = 130
+_LINGER_SECONDS = 2.0
 _GLOO_LOST_PEER = re.compile(
     r"gloo/transport/.*(Connection closed by peer|Connection reset by peer)", re.DOTALL
 )
@@ -171,6 +172,9 @@ def _leave_on_error(shown_by: _Hook) -> _Hook:
             _end_children()
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
+            if exit_status(error) == PeerError.exit_code:
+                # Sockets close before their process has ended: who left them comes first.
+                time.sleep(_LINGER_SECONDS)
         finally:
             os._exit(exit_status(error))
 

@@ -98,7 +98,8 @@ class ShardedLoader(DataLoader[T_co]):
         """Makes the next pass that of ``epoch``, for going on after a restart.
 
         Without calls, passes count from 0 and each has an order of its own. An order that comes
-        from a generator of the user's does not depend on the number.
+        from a generator of the user's does not depend on the number, nor does that of one worker
+        alone, which draws as without ``shard()``.
 
         Args:
             epoch: its number, also told to the user's sampler or dataset if they want to know.

@@ -63,6 +63,8 @@ class _CaptureMode(FakeTensorMode):
             return scores.new_empty(batch), scores.new_empty(
                 (batch, steps, 2 * targets.shape[-1] + 1)
             )
+        if func in _MEANS_BACKWARD and _has_no_elements(args[1]):
+            return args[1].new_empty(args[1].shape)  # torch's description divides by their number
         if func is torch.ops.aten.sparse_mask.default and not _is_rows(args[0]):
             dense, mask = args
             ids = mask._indices()
@@ -74,6 +76,18 @@ class _CaptureMode(FakeTensorMode):
 
 
 _ADD_ROWS = (torch.ops.aten.add_.Tensor, torch.ops.aten.sub_.Tensor)
+
+
+_MEANS_BACKWARD = (
+    torch.ops.aten.mse_loss_backward.default,
+    torch.ops.aten.smooth_l1_loss_backward.default,
+    torch.ops.aten.huber_loss_backward.default,
+)
+
+
+def _has_no_elements(tensor: torch.Tensor) -> bool:
+    count = tensor.numel()
+    return isinstance(count, int) and count == 0
 
 
 def _is_rows(value: Any) -> bool:

@@ -103,7 +103,9 @@ class SignatureReader:
 
 def _describe(item: Any) -> Hashable:
     if isinstance(item, torch.Tensor):
-        return (item.shape, item.dtype, item.device, item.layout, item.requires_grad)
+        # 2 for what was computed with gradients, which is refused.
+        gradients = item.requires_grad and (1 if item.is_leaf else 2)
+        return (item.shape, item.dtype, item.device, item.layout, gradients)
     if isinstance(item, float):
         return float
     if item is None or isinstance(item, str | int | bool | bytes):
