@@ -58,6 +58,11 @@ def get_runner(
         DisagreementError: workers run different code or settings.
     """
     settings = Config.of(config)
+    if resource_info is not None and not isinstance(resource_info, str | os.PathLike):
+        raise ConfigError(
+            f"resource_info names a file, found {type(resource_info).__name__}.",
+            hint='write the machines into a file, one a line: resource_info="hosts.txt".',
+        )
     configure_logging()
     environment = worker_environment()
     objects = discover(step, model, optimizer)

@@ -156,7 +156,7 @@ def _run_option(value: object) -> RunOption:
         return DEFAULT_RUN_OPTION
     if isinstance(value, str) and value in RUN_OPTIONS:
         return value  # type: ignore[return-value]
-    near = difflib.get_close_matches(str(value).upper(), RUN_OPTIONS, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(str(value).upper(), RUN_OPTIONS, n=1)
     raise ConfigError(
         f'run_option must be "HYBRID", "PS" or "AR", found {value!r}.',
         hint=f'did you mean "{near[0]}"?' if near else "",
@@ -194,7 +194,7 @@ def _strategy(value: object) -> object:
 def _one_of(name: str, value: object, known: Sequence[str]) -> str:
     if value in known:
         return str(value)
-    near = difflib.get_close_matches(str(value).lower(), known, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(str(value).lower(), known, n=1)
     options = ", ".join(f'"{one}"' for one in known)
     raise ConfigError(
         f"{name} must be one of {options}; found {value!r}.",

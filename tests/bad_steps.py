@@ -131,6 +131,22 @@ class Words(nn.Module):
         return self.out(torch.tanh(self.hidden(self.words(ids) + self.tied(others))))
 
 
+def two_runners(world: World) -> None:
+    """The second finds what the first one deals to the workers."""
+    torch.manual_seed(0)
+    model = Words()
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+
+    def step(ids: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(ids, ids % 6).square().mean().backward()
+        optimizer.step()
+
+    first, second = among(world, step), among(world, step)
+    first.run(torch.arange(4))
+    second.run(torch.arange(4))
+
+
 def bad_row(world: World, option: str, table: str, bad: int) -> tuple[str, str, bool, bool]:
     """The last worker asks for a bad row: the error, nothing updated, the next step works."""
     torch.manual_seed(0)

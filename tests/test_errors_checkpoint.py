@@ -134,3 +134,9 @@ def test_a_fresh_run_takes_no_state_with_other_slots() -> None:
         CheckpointError,
         "another kind of optimizer",
     )
+
+
+@pytest.mark.parametrize("given", ["checkpoint.pt", None, [1]])
+def test_what_is_no_state_is_refused(given: Any) -> None:
+    runner, _ = trained()
+    raised(lambda: runner.load_state_dict(given), CheckpointError, "a dict of states", "torch.load")

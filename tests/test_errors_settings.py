@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import bad_steps
 import pytest
 import torch
 from errors_help import alone, linear, raised, rows
@@ -270,3 +272,26 @@ def test_the_plan_before_the_first_step() -> None:
     assert str(runner.graph) == "no step has run yet"
     runner.run(rows())
     assert "weight" in str(runner.plan)
+
+
+@pytest.mark.parametrize("given", [4, ["localhost"]])
+def test_a_resource_file_is_named(given: Any) -> None:
+    case = lambda: parallax.api.get_runner(print, resource_info=given)  # noqa: E731
+    raised(case, ConfigError, "resource_info names a file", 'resource_info="hosts.txt"')
+
+
+def test_what_cannot_be_gone_through_is_refused() -> None:
+    model, optimizer = linear()
+    runner = alone(bad_steps.plain(model, optimizer))
+    raised(lambda: runner.ahead(3), ConfigError, "goes through batches, found int")  # type: ignore[arg-type]
+
+
+def test_a_strategy_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "strategy.json"
+    raised(lambda: Strategy("", 1, {}).save(path), StrategyError, "cannot be written", "missing")
+
+
+@pytest.mark.parametrize("settings", [{"run_option": 1}, {"compile": True}])
+def test_no_name_is_suggested_for_what_is_none(settings: dict[str, Any]) -> None:
+    error = raised(lambda: Config(**settings), ConfigError, "found")
+    assert "did you mean" not in str(error)

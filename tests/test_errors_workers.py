@@ -77,6 +77,11 @@ def test_workers_that_differ_are_found_before_the_first_step(pool: Pool, what: s
     all_raise(pool, 3, kind, fragments, bad_steps.differing, what)
 
 
+def test_a_second_runner_that_lacks_rows_says_who_has_them(pool: Pool) -> None:
+    said = ("Another runner has dealt 'words.weight' to the workers", "one runner whose step does")
+    all_raise(pool, 2, "UnsupportedError", said, bad_steps.two_runners)
+
+
 def test_all_workers_start_from_the_values_of_worker_0(pool: Pool) -> None:
     for found, expected in pool.run(3, bad_steps.different_values):
         assert (found - expected).abs().max() < 1e-6

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import torch
@@ -43,6 +43,32 @@ def check_state(objects: StepObjects) -> None:
     _check_devices(parameters)
     _check_storage(parameters)
     _check_optimizers(objects)
+
+
+def mark_dealt(value: torch.Tensor) -> None:
+    """Note that a tensor without storage is one of which each worker keeps its rows."""
+    value._parallax_dealt = True  # type: ignore[attr-defined]
+
+
+def check_not_dealt(state: Mapping[str, Leaf], own: Container[str]) -> None:
+    """Check that all values are here, or with this runner.
+
+    Args:
+        state: all leaves.
+        own: those that this runner has dealt to the workers.
+
+    Raises:
+        UnsupportedError: another runner has dealt one.
+    """
+    for leaf in state.values():
+        if hasattr(leaf.value, "_parallax_dealt") and leaf.name not in own:
+            raise UnsupportedError(
+                f"Another runner has dealt {leaf.name!r} to the workers, so this one has no values "
+                "of it.",
+                hint="train by one runner whose step does both, or give the other runner "
+                'Config(run_option="AR"), which deals nothing; a new model can take '
+                "runner.state_dict() of the other.",
+            )
 
 
 def _check_module(name: str, module: torch.nn.Module) -> None:

@@ -15,7 +15,7 @@ from parallax.cluster.network import Network
 from parallax.config import Config
 from parallax.errors import ConfigError, StrategyError
 from parallax.graph.capture import capture
-from parallax.graph.checks import check_batch, check_state, check_unchanged
+from parallax.graph.checks import check_batch, check_not_dealt, check_state, check_unchanged
 from parallax.graph.discovery import StepObjects
 from parallax.graph.sizes import Place
 from parallax.graph.state import Leaf, aliases
@@ -210,7 +210,15 @@ class Runner:
 
         Returns:
             An iterator over them. The last one made is the one that counts.
+
+        Raises:
+            ConfigError: ``batches`` cannot be gone through.
         """
+        if not hasattr(batches, "__iter__") and not hasattr(batches, "__getitem__"):
+            raise ConfigError(
+                f"runner.ahead() goes through batches, found {type(batches).__name__}.",
+                hint="give it what the loop goes through: for batch in runner.ahead(loader).",
+            )
         self._course.settle()
         if late_updates != self._course.late_updates:
             self._course.late_updates = late_updates
@@ -295,6 +303,7 @@ class Runner:
         """The batch's structure, and the step that it was captured with; changes nothing."""
         check_batch(batch, named)
         self._state.refresh()
+        check_not_dealt(self._state.leaves, self._state.layouts)
         if self._strategy is not None:
             check_unchanged(self._known, self._state.leaves)
         description = structure(batch, named)

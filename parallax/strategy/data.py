@@ -138,8 +138,18 @@ class Strategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise StrategyError(f"This is no strategy: {_where(text)}{error}.") from error
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the strategy as JSON, for a person to read and edit."""
-        Path(path).write_bytes(self.to_json() + b"\n")
+        """Write the strategy as JSON, for a person to read and edit.
+
+        Raises:
+            StrategyError: the file cannot be written.
+        """
+        try:
+            Path(path).write_bytes(self.to_json() + b"\n")
+        except OSError as error:
+            raise StrategyError(
+                f"The strategy's file {os.fspath(path)!r} cannot be written: {error.strerror}.",
+                hint="name a file in a directory that is there.",
+            ) from error
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Strategy:

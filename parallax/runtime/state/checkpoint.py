@@ -102,6 +102,12 @@ def load_state(
     objects: StepObjects, state: StateTable, given: Mapping[str, Any], encoded: EncodedBuckets
 ) -> None:
     """Check everything, then take it; sharded tensors keep their rows only."""
+    if not isinstance(given, Mapping):
+        raise CheckpointError(
+            f"A state is a dict of states, found {type(given).__name__}.",
+            hint="load what was saved of runner.state_dict(): "
+            'runner.load_state_dict(torch.load("checkpoint.pt")).',
+        )
     state.refresh()
     problems: list[str] = []
     given = dict(given)
@@ -131,8 +137,9 @@ def load_state(
         more = f" and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise CheckpointError(
             "The state does not fit this run: " + "; ".join(problems[:10]) + more + ".",
-            hint="load the state of the same models and optimizers, under the same names; nothing "
-            "was changed.",
+            hint="load the state of the same models and optimizers, under the same names; slots of "
+            "variables that were frozen then are missing to a run that has trained them, and not "
+            "to a new one; nothing was changed.",
         )
     _take(objects, state, given, loose)
     encoded.load(kept)

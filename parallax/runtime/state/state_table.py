@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from parallax.errors import CheckpointError
+from parallax.graph.checks import mark_dealt
 from parallax.graph.discovery import StepObjects
 from parallax.graph.state import Leaf, leaves
 from parallax.graph.step_graph import StepGraph
@@ -142,6 +143,7 @@ class StateTable:
             return
         self.shards[leaf.name] = layout.take(value, self.worker)
         replace_tensor(value, _like(value.detach().to("meta"), value))
+        mark_dealt(value)
 
     def device_of(self, leaf: Leaf) -> torch.device:
         """The device of a leaf: where its own values or its variable's are."""
@@ -200,7 +202,9 @@ class StateTable:
         self.shards[name] = value
         if name not in self._leaves:
             whole = layout.shape_of(value.shape, layout.rows)
-            place(torch.empty(whole, dtype=value.dtype, device="meta"))
+            description = torch.empty(whole, dtype=value.dtype, device="meta")
+            mark_dealt(description)
+            place(description)
 
 
 def _like(value: torch.Tensor, model: torch.Tensor) -> torch.Tensor:
