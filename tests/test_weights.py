@@ -15,6 +15,8 @@ from pool import Pool
         ("equal by chance", False, True),
         ("equal for once", False, True),
         ("equal on one", False, False),
+        ("recurrent", True, True),
+        ("attention", True, True),
         ("rows", True, True),
         ("rows", False, False),
     ],

@@ -157,7 +157,8 @@ class BucketEntry:
 
 @dataclass(frozen=True)
 class BucketsSpec:
-    """Dense gradients of one phase, in the order in which backward makes them.
+    """Dense gradients of one phase, in the order in which backward makes them; or, if ``in_turn``,
+    in an order that does not depend on this worker's graph: buckets then start one after the other.
 
     With ``owners`` (one tuple of row ranges per entry, one range per worker) each worker receives
     only its own rows; without, every worker receives all. ``phase`` is its number in the step.
@@ -166,6 +167,7 @@ class BucketsSpec:
     entries: tuple[BucketEntry, ...]
     owners: tuple[tuple[tuple[int, int], ...], ...] = ()
     phase: int = 0
+    in_turn: bool = False
 
 
 @dataclass(frozen=True)

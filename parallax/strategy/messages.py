@@ -38,7 +38,10 @@ def merge_messages(strategy: Strategy, analysis: Analysis, sizes: MessageSizes =
         group = numbers.setdefault(key, len(numbers) + 1)
         chosen[name] = msgspec.structs.replace(chosen[name], group=group)
     for synchronizer in names_where(lambda one: one.merges):
-        for name, (number, pieces) in _dense(strategy, analysis, sizes, synchronizer).items():
+        found = _dense(strategy, analysis, sizes, synchronizer)
+        full = {number: place for place, (number, _) in enumerate(found.values())}
+        # Numbered in the order in which they are full: so they start.
+        for name, (number, pieces) in sorted(found.items(), key=lambda item: full[item[1][0]]):
             group = numbers.setdefault((synchronizer, number), len(numbers) + 1)
             chosen[name] = msgspec.structs.replace(chosen[name], group=group, pieces=pieces)
     return msgspec.structs.replace(strategy, variables=chosen)

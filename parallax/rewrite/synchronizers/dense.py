@@ -42,10 +42,14 @@ def sum_in_buckets(work: Rewriting, number: int, synchronizer: str) -> None:
     order = work.order()
     known = {mark: known_after(mark) for mark in marks}
     marks = sorted(marks, key=lambda mark: order[known[mark]])
+    in_turn = _nothing_in_between(work)
+    if in_turn:
+        places = {name: place for place, name in enumerate(work.strategy.variables)}
+        marks.sort(key=lambda m: (_group(work, m), places[str(m.args[1])]))
     entries = _entries(work, marks)
     sharded = facts(work.strategy.variables[entries[0].name]).sharded
     owners = tuple(work.layout(entry.name).ranges() for entry in entries) if sharded else ()
-    resource = work.resource(BucketsSpec(entries, owners, number), "buckets")
+    resource = work.resource(BucketsSpec(entries, owners, number, in_turn), "buckets")
     for index, mark in enumerate(marks):
         if entries[index].pieces > 1:
             _put_pieces(work, mark, known[mark], resource, index, entries[index])
@@ -60,6 +64,21 @@ def sum_in_buckets(work: Rewriting, number: int, synchronizer: str) -> None:
             mark.replace_all_uses_with(value)
     for mark in marks:
         work.graph.erase_node(mark)
+
+
+def _group(work: Rewriting, mark: Node) -> int:
+    return work.strategy.variables[str(mark.args[1])].group
+
+
+def _nothing_in_between(work: Rewriting) -> bool:
+    """Whether plain buckets are all that these messages are: then workers may make gradients in
+    another order, as they do where their batches differ in size, since buckets can have the
+    strategy's. What others send among them keeps to the graph."""
+    return all(
+        facts(choice).sparse
+        or (choice.synchronizer in ("allreduce", "none") and choice.encoder == "none")
+        for choice in work.strategy.variables.values()
+    )
 
 
 def _put(work: Rewriting, mark: Node, known: Node, resource: Node, index: int) -> None:

@@ -49,6 +49,11 @@ class _Bucket:
         self.result = torch.empty(0)
         self.part = torch.empty(0)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether all its gradients are there, and it has not been started."""
+        return self.filled == len(self.entries)
+
 
 Places = list[tuple[int, int, int]]
 """Where a gradient is in its bucket, its first element there, and how many; by worker, if owned."""
@@ -91,6 +96,8 @@ class Buckets:
         """By gradient, a sum that nobody else reads."""
         self._lay_out_encoded(encoded)
         self._lay_out()
+        self._waiting = self._buckets[::-1]
+        """Buckets to be started in turn, the next one last."""
 
     # -- Layout -----------------------------------------------------------------------------
 
@@ -245,8 +252,14 @@ class Buckets:
                 out = bucket.buffer[offset : offset + count]
                 self.control.put(flat[start : start + count], out, bucket.average)
         bucket.filled += 1
-        if bucket.filled == len(bucket.entries):
-            self._start(bucket)
+        if not self.spec.in_turn:
+            if bucket.is_full:
+                self._start(bucket)
+            return
+        while self._waiting and self._waiting[-1].is_full:
+            self._start(self._waiting.pop())
+        if not self._waiting:
+            self._waiting = self._buckets[::-1]
 
     def _advance_early(self) -> None:
         """Go on with encoded buckets that need not be waited for, one after the other."""
