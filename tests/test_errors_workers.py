@@ -77,6 +77,15 @@ def test_workers_that_differ_are_found_before_the_first_step(pool: Pool, what: s
     all_raise(pool, 3, kind, fragments, bad_steps.differing, what)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_learning_rates_that_drift_apart_are_noticed(pool: Pool, ahead: bool) -> None:
+    assert pool.run(2, bad_steps.rates, ahead, False) == [("", 12)] * 2
+    for text, ran in pool.run(2, bad_steps.rates, ahead, True):
+        assert "other learning rates" in text
+        assert "step schedulers with values that are the same on all" in text
+        assert 3 <= ran <= 6
+
+
 def test_a_second_runner_that_lacks_rows_says_who_has_them(pool: Pool) -> None:
     said = ("Another runner has dealt 'words.weight' to the workers", "one runner whose step does")
     all_raise(pool, 2, "UnsupportedError", said, bad_steps.two_runners)

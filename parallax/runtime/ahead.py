@@ -139,6 +139,8 @@ class Course:
         self.late_updates = False
         """Whether a step may leave updates to the one that follows."""
         self._unsettled: LateUpdates | None = None
+        self._rates: deque[tuple[int, int]] = deque(maxlen=DEPTH + 1)
+        """Of the last steps, their numbers and hashes of the optimizers' rates."""
 
     def over(self, batches: Iterable[Any]) -> Batches:
         """Batches that are read ahead, of which the next steps will be."""
@@ -165,6 +167,8 @@ class Course:
         Raises:
             PeerError: ids of another batch were sent ahead, and not all workers do without it.
         """
+        if self._world.size > 1:
+            self._rates.append((number, self._signatures.rates()))
         announced = self._coming.popleft() if self._coming else None
         if announced is not None and not announced.is_for(program, flat):
             self._break_off(announced, flat)
@@ -172,7 +176,7 @@ class Course:
         if announced is not None:
             present = announced.step
         else:
-            present = self._weighing.step(program.digest, number, flat)
+            present = self._weighing.step(self._plan(program, number), number, flat)
         self.ids_came_ahead = present.told
         coming = [] if moving or self._batches is None else self._batches.after(flat)
         self.goes_on = bool(coming)
@@ -189,9 +193,15 @@ class Course:
             last = following.step
         return present
 
+    def _plan(self, program: Program, number: int) -> int:
+        """What workers must have alike in a step: what it runs, and rates. These are of ``DEPTH``
+        steps before, as one that is announced cannot know its own yet."""
+        known = dict(self._rates)
+        return program.digest ^ known.get(number - DEPTH, 0)
+
     def _announced(self, program: Program, number: int, flat: Sequence[Any]) -> Announced:
         ids = functools.cache(lambda: program.ids(flat))
-        step = self._weighing.step(program.digest, number, flat, ids)
+        step = self._weighing.step(self._plan(program, number), number, flat, ids)
         return Announced(step, program, flat, versions_of(flat))
 
     def _program(self, batch: Sequence[Any], signature: Signature) -> Program | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ class SignatureReader:
         self._outside = OutsideValues(objects)
         self._last: tuple[Hashable, ...] = ()
         self._changes = 0
+        self._rates: tuple[list[float], int] = ([], 0)
         self._look()
 
     def _look(self) -> None:
@@ -67,6 +69,21 @@ class SignatureReader:
             tuple(self._structure),
             self._read_outside(),
         ), flat
+
+    def rates(self) -> int:
+        """A hash of the numbers in the optimizers' groups, learning rates above all. Digits that
+        machines may compute differently do not count."""
+        found = [
+            value
+            for optimizer in self._objects.optimizers.values()
+            for group in optimizer.param_groups
+            for value in group.values()
+            if isinstance(value, float)
+        ]
+        if found != self._rates[0]:
+            text = " ".join(f"{value:.5e}" for value in found)
+            self._rates = (found, zlib.crc32(text.encode()))
+        return self._rates[1]
 
     def _read_outside(self) -> tuple[Hashable, ...]:
         """Python values that the step reads besides its batch."""
