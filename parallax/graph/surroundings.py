@@ -58,6 +58,7 @@ def prepared(
         stack.enter_context(_sparse_padding_by_mask())
         stack.enter_context(_plain_batch_norms())
         stack.enter_context(_no_packed_sequences())
+        stack.enter_context(_lengths_as_tensors())
         stack.enter_context(_unchecked_distributions())
         stack.enter_context(without_dynamo())
         stack.enter_context(without_foreach())
@@ -157,6 +158,24 @@ def _no_packed_sequences() -> Iterator[None]:
         )
 
     with replaced((torch._VF, "_pack_padded_sequence", refuse)):
+        yield
+
+
+@contextlib.contextmanager
+def _lengths_as_tensors() -> Iterator[None]:
+    """Give CTC's loss its lengths in tensors: with tuples it looks at values of the targets."""
+    module: Any = torch
+    original = module.ctc_loss
+
+    def ctc_loss(scores: Any, targets: Any, inputs: Any, wanted: Any, *others: Any) -> torch.Tensor:
+        lengths = [
+            torch.tensor(each) if isinstance(each, tuple | list) else each
+            for each in (inputs, wanted)
+        ]
+        loss: torch.Tensor = original(scores, targets, *lengths, *others)
+        return loss
+
+    with replaced((module, "ctc_loss", ctc_loss)):
         yield
 
 
