@@ -102,7 +102,7 @@ class Searched:
 
     def __call__(self, *batch: Any) -> torch.Tensor:
         result: torch.Tensor = self._runner.run(*batch)
-        partitions = self._runner._partitions
+        partitions = self._runner._choice.partitions
         if partitions is None:
             return result
         while partitions.searching:

@@ -151,8 +151,8 @@ class PlanningRunner(Runner):
 
     def _compare(self, description: str, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
         self._warn_of_batch_norms()
-        self._network = self._planning.cluster.network
-        self._speed = measure_speed(self._world)
+        self._choice.network = self._planning.cluster.network
+        self._choice.speed = measure_speed(self._world)
 
     def _tell(self, strategy: Strategy) -> None:
         """Nothing: the plan that is printed says more."""

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from parallax.cluster.network import Network
 from parallax.config import Config
-from parallax.errors import ConfigError, StrategyError
+from parallax.errors import ConfigError
 from parallax.graph.capture import capture
-from parallax.graph.checks import check_batch, check_not_dealt, check_state, check_unchanged
+from parallax.graph.checks import check_batch, check_not_dealt, check_state
 from parallax.graph.discovery import StepObjects
 from parallax.graph.sizes import Place
-from parallax.graph.state import Leaf, aliases
+from parallax.graph.state import aliases
 from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
 from parallax.rewrite.batch_norms import over_all_workers
@@ -28,7 +27,7 @@ from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import computation_alone, timeline
 from parallax.runtime.ahead import Course
 from parallax.runtime.binding import bind
-from parallax.runtime.chief import strategy_of_chief
+from parallax.runtime.choosing import StrategyChoice
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.weighing import Weighing
 from parallax.runtime.comm.world import World
@@ -37,7 +36,6 @@ from parallax.runtime.compute.kept_memory import keep_freed_memory
 from parallax.runtime.exchange.resources import ResourcePool
 from parallax.runtime.plan import GraphView, Pace, Plan, measured
 from parallax.runtime.predictions.expected import ExpectedStep
-from parallax.runtime.predictions.forecast import Forecast
 from parallax.runtime.predictions.probe import measure_network
 from parallax.runtime.predictions.speed import measure_speed
 from parallax.runtime.program import Program
@@ -53,15 +51,12 @@ from parallax.runtime.start import (
 )
 from parallax.runtime.state.checkpoint import load_state, read_state
 from parallax.runtime.state.deferral import deferred_device
-from parallax.runtime.state.resharding import Partitions
 from parallax.runtime.state.state_table import StateTable
 from parallax.runtime.trace import Profile, Profiler
-from parallax.strategy.builders import ClusterFacts
-from parallax.strategy.choose import choose_strategy, is_finished, title_of, with_later
+from parallax.strategy.choose import title_of
 from parallax.strategy.compare import summary
 from parallax.strategy.data import Strategy
-from parallax.strategy.timeline import Speed, StepTime
-from parallax.strategy.verify import check_still_fits, verify
+from parallax.strategy.timeline import StepTime
 
 logger = logging.getLogger("parallax")
 
@@ -95,16 +90,11 @@ class Runner:
         self._programs = Programs()
         self._control = StepControl(world, 1)
         self._resources = ResourcePool(world, self._control)
-        self._strategy: Strategy | None = None
-        self._variables: dict[str, Variable] = {}
-        self._known: dict[str, Leaf] = {}
-        self._network: Network | None = None
+        self._choice = StrategyChoice(config, world, objects, self._state, self._tell)
         self._expected: ExpectedStep | None = None
-        self._speed: Speed | None = None
         self._pace = Pace()
         self._profiler: Profiler | None = None
         self._compiler = Compiler(config.compile, world)
-        self._partitions: Partitions | None = None
         self._weighing = Weighing(config.weigh_batches)
         self._course = Course(world, self._programs, self._signatures, self._weighing)
         self._steps = 0
@@ -162,7 +152,7 @@ class Runner:
         signature, flat = self._signatures.read(batch, named)
         program = self._program(signature, flat, batch, named)
         self._course.settle(program)
-        moving = self._partitions is not None and self._partitions.searching
+        moving = self._choice.is_searching
         self._control.begin(self._course.begin(program, signature, flat, self._steps, moving))
         if self._profiler is not None:
             self._profiler.before()
@@ -179,8 +169,8 @@ class Runner:
         self._steps += 1
         if self._captures == captures:
             self._pace.stop(self._world.traffic.waited)
-        if self._partitions is not None and self._partitions.searching:
-            self._search_partitions(self._partitions, time.perf_counter() - began)
+        if moving and self._choice.search(time.perf_counter() - began):
+            self._programs.clear()
         return result
 
     def ahead(self, batches: Iterable[Any], late_updates: bool = False) -> Iterator[Any]:
@@ -232,15 +222,6 @@ class Runner:
         """
         self._course.settle()
 
-    def _search_partitions(self, partitions: Partitions, seconds: float) -> None:
-        """Note how long a step took, and go on with another number of shards if it is time."""
-        if partitions.step(seconds):
-            partitions.deal(self._variables)
-            self._strategy = partitions.strategy()
-            self._programs.clear()
-        if not partitions.searching and self.worker_id == 0:
-            logger.info("%s", partitions.summary())
-
     def _program(
         self,
         signature: Signature,
@@ -260,7 +241,7 @@ class Runner:
     def _prepare(
         self, batch: tuple[Any, ...], named: Mapping[str, Any], varying: Mapping[Place, int]
     ) -> Program:
-        first = self._strategy is None
+        first = self._choice.strategy is None
         try:
             description, analysis = self._analyze(batch, named, varying)
             rewritten = self._rewrite(analysis)
@@ -279,8 +260,8 @@ class Runner:
 
     def _rewrite(self, analysis: Analysis) -> WorkerGraph:
         """This worker's graph by the strategy, which the first graph decides."""
-        strategy = self._decide(analysis)
-        network, speed, variables = self._network, self._speed, analysis.variables
+        strategy = self._choice.decide(analysis)
+        network, speed, variables = self._choice.network, self._choice.speed, analysis.variables
         together = one_batch_norm(self._objects, self._config)
         first = [over_all_workers(self._config.average_dense)] if together else []
         # Of the captured step, which rewriting uses up.
@@ -304,10 +285,10 @@ class Runner:
         check_batch(batch, named)
         self._state.refresh()
         check_not_dealt(self._state.leaves, self._state.layouts)
-        if self._strategy is not None:
-            check_unchanged(self._known, self._state.leaves)
+        self._choice.check_state()
         description = structure(batch, named)
-        if self._strategy is None and self.num_workers > 1:
+        first = self._choice.strategy is None and self.num_workers > 1
+        if first:
             self._compare(description, batch, named)
         step = capture(self._step, self._objects, batch, named, self._devices, varying)
         self._captures += 1
@@ -319,10 +300,10 @@ class Runner:
         used = self._state.use(step)
         if self.num_workers > 1:
             check_agreement(step, self._state.leaves)
-            if self._strategy is None:
+            if first:
                 agree_on_tensors(self._world, used)
         analysis = analyze(step, self._state.leaves, aliases(self._objects))
-        if self._strategy is None and self.num_workers > 1:
+        if first:
             flat = pytree.tree_leaves((batch, dict(named)))
             measure_access(self._world, analysis, flat, self._state.leaves)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
@@ -332,8 +313,8 @@ class Runner:
         for optimizer in self._objects.optimizers.values():
             # Schedulers look here to see that optimizer.step() comes before theirs: in the graph.
             optimizer._opt_called = True  # type: ignore[attr-defined]
-        assert self._strategy is not None
-        alike = f"{description}\n{self._strategy.to_json()!r}"
+        assert self._choice.strategy is not None
+        alike = f"{description}\n{self._choice.strategy.to_json()!r}"
         return bind(rewritten, self._state, self._resources, alike)
 
     def _rebind(self) -> None:
@@ -346,8 +327,8 @@ class Runner:
         leaves = {n: leaf for n, leaf in self._state.leaves.items() if leaf.kind != "tensor"}
         agree_on_everything(world, leaves, self._config, self._data_sizes(), description)
         self._warn_of_batch_norms()
-        self._network = measure_network(world)
-        self._speed = measure_speed(world)
+        self._choice.network = measure_network(world)
+        self._choice.speed = measure_speed(world)
         flat = pytree.tree_leaves((batch, dict(named)))
         self._control.usual_weight = self._weighing.agree(world, flat)
 
@@ -355,65 +336,10 @@ class Runner:
         if not one_batch_norm(self._objects, self._config):
             warn_of_batch_norms(self._objects)
 
-    def _decide(self, analysis: Analysis) -> Strategy:
-        """The strategy: made once, by the chief, for all; checked against every new graph."""
-        if self._strategy is None:
-            strategy = self._partitioned(
-                strategy_of_chief(self._world, lambda: self._choose(analysis))
-            )
-            two_levels = self._network is not None and self._network.host is not None
-            try:
-                device = self._world.device.type
-                known = list(analysis.variables.values())
-                verify(strategy, known, self.num_workers, two_levels, device)
-            except StrategyError:
-                self._world.settle()
-                raise
-            self._strategy = strategy
-            self._known = dict(self._state.leaves)
-            self._variables = analysis.variables
-            if self.worker_id == 0:
-                self._tell(strategy)
-        elif self.num_workers > 1:
-            config, variables = self._config, analysis.variables
-            check_still_fits(self._strategy, variables)
-            self._strategy = with_later(
-                self._strategy, variables, config.average_dense, config.average_sparse
-            )
-            self._variables = variables
-        return self._strategy
-
-    def _partitioned(self, strategy: Strategy) -> Strategy:
-        """With the numbers of shards that partitioners ask for, unless it is finished as it is."""
-        if self.num_workers == 1 or is_finished(self._config.source):
-            return strategy
-        self._partitions = Partitions(
-            strategy, self._state, self._world, self._config.search_partitions
-        )
-        return self._partitions.strategy()
-
     def _tell(self, strategy: Strategy) -> None:
         """Print in a line what was decided, and write it where that is asked for."""
         logger.info("strategy %s: %s", title_of(self._config.source), summary(strategy))
         self._write("strategy.json", lambda: f"{strategy.to_json().decode()}\n")
-
-    def _choose(self, analysis: Analysis) -> Strategy:
-        config, world = self._config, self._world
-        cluster = ClusterFacts(
-            world.size,
-            self._network,
-            world.hosts,
-            self._speed,
-            config.average_dense,
-            config.average_sparse,
-            world.device.type,
-        )
-        if self._network is None or self._speed is None:
-            return choose_strategy(config.source, analysis, cluster)
-        forecast = Forecast(
-            analysis, self._state.leaves, aliases(self._objects), self._network, self._speed
-        )
-        return choose_strategy(config.source, analysis, cluster, forecast.step)
 
     # -- Looking at it ------------------------------------------------------------------------
 
@@ -426,10 +352,10 @@ class Runner:
         """
         return Plan(
             self._measured(),
-            self._strategy,
+            self._choice.strategy,
             self.num_workers,
             title_of(self._config.source),
-            self._network,
+            self._choice.network,
             self._pace,
             self.expected_time(),
             self._compiler.describe(self._last),
@@ -444,10 +370,10 @@ class Runner:
         ``runner.strategy.save("strategy.json")`` writes a file that can be read, edited, and run
         by ``Config(strategy="strategy.json")``.
         """
-        return self._strategy
+        return self._choice.strategy
 
     def _measured(self) -> dict[str, Variable]:
-        return measured(self._variables, self._resources.exchanges())
+        return measured(self._choice.variables, self._resources.exchanges())
 
     def expected_time(self, one_device: float | None = None) -> StepTime | None:
         """What a step should take, by the order in which it computes and communicates.
