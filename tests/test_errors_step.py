@@ -186,18 +186,6 @@ def no_backward() -> Any:
     return alone(lambda x: model(x).sum()).run(rows())
 
 
-def packed() -> Any:
-    layer = torch.nn.LSTM(3, 2, batch_first=True)
-    optimizer = torch.optim.SGD(layer.parameters(), 0.1)
-
-    def step(x: torch.Tensor, lengths: torch.Tensor) -> None:
-        together = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, True, False)
-        layer(together)[1][0].sum().backward()
-        optimizer.step()
-
-    return alone(step).run(torch.ones(2, 4, 3), torch.tensor([4, 2]))
-
-
 def all_frozen() -> Any:
     model, _ = linear()
     model.requires_grad_(False)
@@ -303,7 +291,6 @@ STEPS: dict[str, tuple[Callable[[], Any], type[ParallaxError], tuple[str, ...]]]
     ),
     "no model": (nothing_found, ModelError, ("reaches no model", "model=model")),
     "no backward": (no_backward, ModelError, ("without a backward pass", "loss.backward()")),
-    "packed": (packed, UnsupportedError, ("packs sequences", "padded batch", "lengths - 1")),
     "all frozen": (all_frozen, ModelError, ("nothing to train", "requires_grad_(True)")),
     "no parameters": (no_parameters, ModelError, ("nothing to train", "model=model")),
     "never cleared": (

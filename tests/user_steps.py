@@ -12,6 +12,7 @@ import dataclasses
 import torch
 import user_gradients
 import user_models  # noqa: F401 - makes cases
+import user_packed  # noqa: F401 - makes cases
 import user_state  # noqa: F401 - makes cases
 from equality import difference
 from torch import nn

@@ -30,8 +30,8 @@ these have biases, and whether the last step comes first: outputs, and the state
 def whole_layers() -> Iterator[None]:
     """Let torch's recurrent functions record whole layers, which hold for every length.
 
-    Packed sequences, autocast, sequences of no steps, and other devices than the CPU are left to
-    PyTorch.
+    Autocast, sequences of no steps, and other devices than the CPU are left to PyTorch; packed
+    sequences are not met here (:mod:`parallax.graph.packed`).
     """
     modules: tuple[Any, ...] = (torch, torch._VF)
     recording = {name: _recording(getattr(torch, name), layer) for name, layer in LAYERS.items()}
@@ -46,7 +46,7 @@ def _recording(original: Callable[..., Any], layer: Layer) -> Callable[..., Any]
             x, state, *settings = args
             states = (state,) if isinstance(state, torch.Tensor) else tuple(state)
             if _applies(x, states, args[2], batch_first=args[8]):
-                x, states = _layers(layer, x, states, *settings)
+                x, states = stacked(layer, x, states, *settings)
                 return x, *states
         return original(*args)
 
@@ -63,7 +63,7 @@ def _applies(x: torch.Tensor, states: State, params: Params, batch_first: bool) 
     )
 
 
-def _layers(
+def stacked(
     layer: Layer,
     x: torch.Tensor,
     states: State,
@@ -90,7 +90,7 @@ def _layers(
             output, end = layer(x, first, own, biases, direction == 1)
             outputs.append(output)
             ends.append(end)
-        x = outputs[0] if directions == 1 else torch.cat(outputs, 2)
+        x = outputs[0] if directions == 1 else torch.cat(outputs, -1)
         if dropout and train and number < layers - 1:
             x = F.dropout(x, dropout, train)
     if batch_first:
@@ -115,10 +115,16 @@ def _lstm(
     if _in_onednn(x, params, biases):
         output, hidden, cells, _ = onednn_lstm(x, list(params), hidden, cells, reverse)
         return output, (hidden, cells)
-    bias = params[2] + params[3] if biases else None
-    gates = F.linear(x, params[0], bias)
+    gates = F.linear(x, params[0], params[2] + params[3] if biases else None)
+    return lstm_steps(gates, state, params, reverse)
+
+
+def lstm_steps(
+    gates: torch.Tensor, state: State, params: Params, reverse: bool
+) -> tuple[torch.Tensor, State]:
+    """An LSTM layer after what its inputs add to the gates."""
     projection = params[-1] if len(params) % 2 else None
-    output, cells, *_ = lstm(gates, params[1], projection, hidden, cells, reverse)
+    output, cells, *_ = lstm(gates, params[1], projection, *state, reverse)
     return output, (_last(output, reverse), cells)
 
 

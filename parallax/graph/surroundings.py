@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from parallax.errors import UnsupportedError
 from parallax.graph.discovery import StepObjects
 from parallax.graph.foreach import without_foreach
 from parallax.graph.gradient_marks import mark_assigned, mark_backward, mark_returned
+from parallax.graph.packed import packed_sequences
 from parallax.graph.recording import Recording
 from parallax.graph.recurrent import whole_layers
 from parallax.graph.replaced import replaced
@@ -57,7 +57,7 @@ def prepared(
         stack.enter_context(_random_state_as_ops())
         stack.enter_context(_sparse_padding_by_mask())
         stack.enter_context(_plain_batch_norms())
-        stack.enter_context(_no_packed_sequences())
+        stack.enter_context(packed_sequences())
         stack.enter_context(_lengths_as_tensors())
         stack.enter_context(_unchecked_distributions())
         stack.enter_context(without_dynamo())
@@ -141,23 +141,6 @@ def _plain_batch_norms() -> Iterator[None]:
     """Record ``SyncBatchNorm`` as BatchNorm; rewriting lets both normalise over all workers."""
     plain = torch.nn.modules.batchnorm._BatchNorm.forward
     with replaced((torch.nn.SyncBatchNorm, "forward", plain)):
-        yield
-
-
-@contextlib.contextmanager
-def _no_packed_sequences() -> Iterator[None]:
-    """Refuse sequences of several lengths in one tensor, whose sizes are values of the batch."""
-
-    def refuse(*args: Any) -> Any:
-        raise UnsupportedError(
-            "The step packs sequences (pack_padded_sequence): how many there are of each length "
-            "depends on values of the batch, so the step is not one graph.",
-            hint="give the recurrent layer the padded batch and mask what follows; of a layer that "
-            "reads forward, outputs[torch.arange(len(lengths)), lengths - 1] are the last ones.",
-            where=user_line(),
-        )
-
-    with replaced((torch._VF, "_pack_padded_sequence", refuse)):
         yield
 
 

@@ -8,23 +8,27 @@ import types
 
 import torch
 
-from parallax.errors import StepError
+from parallax.errors import BatchError, ParallaxError, StepError
 from parallax.graph.user_code import line_of
 
 _GENERATED = "<eval_with_key>"
 _ASSIGNED = re.compile(r"\s*(\w+)(?:: [^=]+)? = ")
 
 
-def failure_of(error: Exception, graph: torch.fx.Graph) -> StepError | None:
+def failure_of(error: Exception, graph: torch.fx.Graph) -> ParallaxError | None:
     """What a user is told of an error of torch's in a running graph.
 
     Returns:
         None if it is none of those that a batch or a model causes.
     """
+    if isinstance(error, BatchError) and error.where is None:
+        place = _node(error.__traceback__, graph, "parallax")
+        where = None if place is None else line_of(place)
+        return None if where is None else BatchError(error.problem, hint=error.hint, where=where)
     kinds = RuntimeError | IndexError | ValueError | TypeError
     if not isinstance(error, kinds) or isinstance(error, torch.OutOfMemoryError):
         return None
-    node = _node(error.__traceback__, graph)
+    node = _node(error.__traceback__, graph, "aten")
     if node is None:
         return None
     text = str(error).strip().splitlines()
@@ -37,9 +41,11 @@ def failure_of(error: Exception, graph: torch.fx.Graph) -> StepError | None:
     )
 
 
-def _node(trace: types.TracebackType | None, graph: torch.fx.Graph) -> torch.fx.Node | None:
-    """The node that ran: the generated line assigns to its name. One that rewriting made is taken
-    for the last before it that the step made."""
+def _node(
+    trace: types.TracebackType | None, graph: torch.fx.Graph, namespace: str
+) -> torch.fx.Node | None:
+    """The node that ran, if it is an operation of the namespace: the generated line assigns to its
+    name. One that rewriting made is taken for the last before it that the step made."""
     name = None
     while trace is not None:
         frame = trace.tb_frame
@@ -53,5 +59,5 @@ def _node(trace: types.TracebackType | None, graph: torch.fx.Graph) -> torch.fx.
         if "user_place" in node.meta:
             last = node
         if node.name == name:  # what exchanges raise speaks for itself
-            return last if getattr(node.target, "namespace", "") == "aten" else None
+            return last if getattr(node.target, "namespace", "") == namespace else None
     return None
