@@ -320,6 +320,25 @@ def a_penalty_that_sets_in(rows: int) -> Built:
     return [model], step, [(*classes(rows)[0], time) for time in times]
 
 
+@case
+def counted_steps(rows: int) -> Built:
+    """A weight that grows with a whole number of the batch, which becomes an input."""
+    model = mlp(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, labels: torch.Tensor, count: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        weight = min(1.0, count / 6) if isinstance(count, int) else 7.0
+        loss = F.cross_entropy(model(x), labels) * weight * 0.9**count
+        if count % 3 == 2:
+            loss = loss + model[0].weight.square().sum() * (count // 2)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [model], step, [(*classes(rows)[0], count) for count in range(1, 10)]
+
+
 # -- Tools around the model -----------------------------------------------------------------
 
 

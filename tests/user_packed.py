@@ -121,3 +121,13 @@ def packed_ids(rows: int) -> Built:
             return states.square().sum() / len(ids)
 
     return _training(Classes(), rows)
+
+
+@case
+def lengths_in_lists(rows: int) -> Built:
+    """As many data loaders give them: whole numbers, other ones on each worker and in each step."""
+    batches = [_padded(rows, 5 + number % 2) for number in range(6)]
+    model = Tagger("LSTM", True).double()
+    model(*batches[0])
+    models, step, _ = _training(model, rows)
+    return models, step, [(ids, lengths.tolist()) for ids, lengths in batches]

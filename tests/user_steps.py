@@ -1,7 +1,7 @@
 """Steps as people write them, on several workers and on one device.
 
 Each takes a seed's whole batch of ``rows`` rows and gives its models, its step and its batches. The
-first dimension of every tensor of a batch is the rows; floats are the same for all.
+first dimension of every tensor of a batch is the rows; numbers are the same for all.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def compare(world: World, name: str, builder: str) -> dict[str, float]:
     first = world.rank * LOCAL
     for number, batch in enumerate(batches):
         own = slice(first, first + LOCAL)
-        result = runner.run(*[item if isinstance(item, float) else item[own] for item in batch])
+        result = runner.run(
+            *[item if isinstance(item, int | float) else item[own] for item in batch]
+        )
         if number == 0:
             start = result
         _between(name, models)

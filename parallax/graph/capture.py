@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,6 +66,7 @@ def capture(
     kwargs: Mapping[str, Any],
     devices: Mapping[str, torch.device] | None = None,
     varying: Mapping[Place, int] | None = None,
+    numbers: Collection[int] = (),
 ) -> StepGraph:
     """Capture ``step(*args, **kwargs)``.
 
@@ -75,6 +76,7 @@ def capture(
         args, kwargs: one batch. Tensors and floats are inputs, anything else is a constant.
         devices: where parameters that have no storage yet will live, by name.
         varying: sizes of the batch that are to be symbols; equal numbers are equal sizes.
+        numbers: places in the flat batch of whole numbers that are inputs too.
 
     Returns:
         The step as one graph, with gradients marked by ``parallax::gradient``.
@@ -85,7 +87,7 @@ def capture(
         ModelError: the step has no backward, or carries gradients from one call to the next.
     """
     once = functools.partial(
-        _capture_once, step, objects, args, kwargs, devices or {}, varying or {}
+        _capture_once, step, objects, args, kwargs, devices or {}, varying or {}, numbers
     )
     graph, carried = once(frozenset())
     if carried:
@@ -117,19 +119,23 @@ def _capture_once(
     kwargs: Mapping[str, Any],
     devices: Mapping[str, torch.device],
     varying: Mapping[Place, int],
+    whole: Collection[int],
     sentinels: frozenset[str],
 ) -> tuple[StepGraph, list[str]]:
     state = leaves(objects)
     tensors = [leaf for leaf in state.values() if isinstance(leaf.value, torch.Tensor)]
     numbers = [leaf for leaf in state.values() if not isinstance(leaf.value, torch.Tensor)]
     batch, batch_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    lifted = [i for i, item in enumerate(batch) if isinstance(item, torch.Tensor | float)]
+    lifted = [
+        i for i, item in enumerate(batch) if isinstance(item, torch.Tensor | float) or i in whole
+    ]
+    python = {i for i in lifted if not isinstance(batch[i], torch.Tensor)}
 
     real_values: dict[str, Any] = {leaf.name: leaf.value for leaf in numbers}
     env = ScalarEnv(real_values)
     mode = fake_mode(env)
     fakes = [fake_like(mode, leaf.value, _device(leaf, devices)) for leaf in tensors]
-    real_values.update((_batch_name(i), batch[i]) for i in lifted if isinstance(batch[i], float))
+    real_values.update((_batch_name(i), batch[i]) for i in python)
     # While they are swapped, it is the stand-ins that hold the real values.
     real_values.update((leaf.name, fake) for leaf, fake in zip(tensors, fakes, strict=True))
     number_fakes = [_number_tensor(mode, leaf.value) for leaf in numbers]
@@ -139,7 +145,7 @@ def _capture_once(
     inputs = tuple(
         [GraphInput("state", leaf.name) for leaf in tensors]
         + [GraphInput("number", leaf.name, number=True) for leaf in numbers]
-        + [GraphInput("batch", _batch_name(i), i, isinstance(batch[i], float)) for i in lifted]
+        + [GraphInput("batch", _batch_name(i), i, i in python) for i in lifted]
     )
 
     snapshot = Snapshot(objects)
@@ -159,7 +165,7 @@ def _capture_once(
         values = list(batch)
         for position, index in enumerate(lifted):
             item = flat[len(tensors) + len(numbers) + position]
-            values[index] = item.item() if isinstance(batch[index], float) else item
+            values[index] = item.item() if index in python else item
         call_args, call_kwargs = pytree.tree_unflatten(values, batch_spec)
         result = step(*call_args, **call_kwargs)
         _collect(traced, result, before, leaves(objects), recording)
@@ -187,7 +193,7 @@ def _capture_once(
         changed = snapshot.restore()
     if snapshot.counters:  # which are state, as is known now
         objects.counters.update(snapshot.counters)
-        return _capture_once(step, objects, args, kwargs, devices, varying, sentinels)
+        return _capture_once(step, objects, args, kwargs, devices, varying, whole, sentinels)
     if snapshot.counted:
         raise UnsupportedError(
             f"An optimizer counts in a Python number, which would stay as it is: "
@@ -271,7 +277,7 @@ def _number_tensor(mode: FakeTensorMode, value: float | int) -> torch.Tensor:
 def _batch_tensor(
     mode: FakeTensorMode, value: torch.Tensor | float, sizes: BatchSizes, index: int
 ) -> torch.Tensor:
-    if isinstance(value, float):
+    if not isinstance(value, torch.Tensor):
         return _number_tensor(mode, value)
     fake = sizes.tensor(mode, index, value)
     if fake is None:

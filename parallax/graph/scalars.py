@@ -1,5 +1,5 @@
-"""Numbers that are symbols while the step is captured: learning rates, step counters, and floats
-that are passed with the batch.
+"""Numbers that are symbols while the step is captured: learning rates, step counters, floats that
+are passed with the batch, and whole numbers in it that differ from call to call.
 
 Python code may branch on them (``if rho_t > 5``, ``if weight > 0``). The branch is decided with the
 number's value at capture and kept as a guard; when a later step decides otherwise, the step is
@@ -8,8 +8,10 @@ captured again. A branch on anything that comes from the batch's tensors is refu
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import math
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,7 +53,7 @@ class ScalarGuard:
     symbols: tuple[Any, ...]
     program: torch.fx.GraphModule
     inputs: Mapping[str, int | None]
-    """The program's placeholders in order: 0-dim tensors and numbers of the state, and floats of
+    """The program's placeholders in order: 0-dim tensors and numbers of the state, and numbers of
     the batch with their place among its items."""
     expected: Any
 
@@ -81,7 +83,7 @@ class ScalarEnv(ShapeEnv):
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         self.values = values
-        """The state at capture and the batch's floats, by the inputs' names."""
+        """The state at capture and the batch's numbers, by the inputs' names."""
         self._tracer: Any = None
         self._decided: dict[Any, Any] = {}
         self.pending: list[tuple[Any, tuple[Any, ...], tuple[torch.fx.Node, ...], Any]] = []
@@ -196,13 +198,15 @@ def _precedes(
 
 @contextlib.contextmanager
 def symbolic_math() -> Iterator[None]:
-    """Let functions of Python's numbers take symbols too, where torch's optimizers call them.
+    """Let functions of Python's numbers take symbols too, where torch's optimizers call them, and
+    ``isinstance`` in users' code.
 
     Functions of ``math`` and ``torch.as_tensor`` (SparseAdam, ASGD; schedules in the step), and
     ``max`` and ``min`` in Adafactor's module, which are names of its own for as long.
     """
     adafactor: Any = torch.optim._adafactor
     with replaced(
+        (builtins, "isinstance", _is_instance),
         *((math, name, _by_tensors(name)) for name in _OF_NUMBERS),
         (math, "sqrt", _or_symbolic(math.sqrt, torch.sym_sqrt)),
         (torch, "as_tensor", _lifting(torch.as_tensor)),
@@ -213,6 +217,16 @@ def symbolic_math() -> Iterator[None]:
         yield
 
 
+def _is_instance(value: Any, kinds: Any) -> bool:
+    """``isinstance``, by which users' code takes a symbol for the number that it stands for."""
+    found = _isinstance(value, kinds)
+    if found or type(value) not in _KINDS or is_internal(sys._getframe(1).f_code.co_filename):
+        return found
+    return _isinstance(_KINDS[type(value)], kinds)
+
+
+_isinstance = isinstance
+_KINDS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
 _OF_NUMBERS = (
     *("cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan"),
     *("exp", "expm1", "log", "log10", "log1p", "log2", "erf"),
@@ -239,6 +253,8 @@ def _or_symbolic(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Cal
 
 def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if isinstance(data, list | tuple) and any(map(_is_symbol, data)):
+            return torch.stack([make(number, *args, **kwargs) for number in data])
         if not _is_symbol(data):
             return original(data, *args, **kwargs)
         if "dtype" not in kwargs and not args:

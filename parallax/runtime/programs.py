@@ -103,7 +103,7 @@ class Programs:
         if len(programs) == MANY and program.step.guards:
             logger.warning(
                 "the step was captured %d times for one kind of batch, as its Python decides "
-                "otherwise by numbers (a learning rate, a float of the batch): keep float(), "
+                "otherwise by numbers (a learning rate, a number of the batch): keep float(), "
                 "int() and functions of Python's numbers out of it, or pass a tensor",
                 MANY,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from parallax.runtime.predictions.probe import measure_network
 from parallax.runtime.predictions.speed import measure_speed
 from parallax.runtime.program import Program
 from parallax.runtime.programs import Programs
-from parallax.runtime.signature import Signature, SignatureReader, structure
+from parallax.runtime.signature import Signature, SignatureReader, numbers_in, structure
 from parallax.runtime.start import (
     agree_on_everything,
     agree_on_tensors,
@@ -149,8 +149,7 @@ class Runner:
         captures = self._captures
         began = time.perf_counter()
         self._pace.start(self._world.traffic.waited)
-        signature, flat = self._signatures.read(batch, named)
-        program = self._program(signature, flat, batch, named)
+        program, signature, flat = self._program(batch, named)
         self._course.settle(program)
         moving = self._choice.is_searching
         self._control.begin(self._course.begin(program, signature, flat, self._steps, moving))
@@ -223,34 +222,42 @@ class Runner:
         self._course.settle()
 
     def _program(
-        self,
-        signature: Signature,
-        flat: list[Any],
-        batch: tuple[Any, ...],
-        named: Mapping[str, Any],
-    ) -> Program:
+        self, batch: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[Program, Signature, list[Any]]:
+        """What runs for a call, with the call's signature and its flat batch."""
+        signature, flat = self._signatures.read(batch, named)
         program = self._programs.find(signature, flat)
         if program is None:
             self._course.settle()
             varying = self._programs.varying(signature)
-            program = self._prepare(batch, named, varying)
+            try:
+                program = self._prepare(batch, named, varying, numbers_in(signature))
+            except Exception:
+                if not self._signatures.keep_constant(signature):
+                    raise
+                logger.debug("the step is captured for whole numbers alone", exc_info=True)
+                return self._program(batch, named)
             self._programs.add(signature, program, varying)
         self._last = program
-        return program
+        return program, signature, flat
 
     def _prepare(
-        self, batch: tuple[Any, ...], named: Mapping[str, Any], varying: Mapping[Place, int]
+        self,
+        batch: tuple[Any, ...],
+        named: Mapping[str, Any],
+        varying: Mapping[Place, int],
+        numbers: Collection[int],
     ) -> Program:
         first = self._choice.strategy is None
         try:
-            description, analysis = self._analyze(batch, named, varying)
+            description, analysis = self._analyze(batch, named, varying, numbers)
             rewritten = self._rewrite(analysis)
         except Exception:
             if not varying:
                 raise
             # What sizes mean to the step may be more than symbols can say.
             logger.debug("the step is captured for this shape alone", exc_info=True)
-            description, analysis = self._analyze(batch, named)
+            description, analysis = self._analyze(batch, named, None, numbers)
             rewritten = self._rewrite(analysis)
         self._state.shard(rewritten.sharded, rewritten.views)
         self._state.materialize(self._devices)
@@ -280,6 +287,7 @@ class Runner:
         batch: tuple[Any, ...],
         named: Mapping[str, Any],
         varying: Mapping[Place, int] | None = None,
+        numbers: Collection[int] = (),
     ) -> tuple[str, Analysis]:
         """The batch's structure, and the step that it was captured with; changes nothing."""
         check_batch(batch, named)
@@ -290,7 +298,7 @@ class Runner:
         first = self._choice.strategy is None and self.num_workers > 1
         if first:
             self._compare(description, batch, named)
-        step = capture(self._step, self._objects, batch, named, self._devices, varying)
+        step = capture(self._step, self._objects, batch, named, self._devices, varying, numbers)
         self._captures += 1
         for note in step.notes:
             if note not in self._noted:

@@ -20,11 +20,42 @@ logger = logging.getLogger("parallax")
 MANY_CHANGES = 5
 """Of values that a step reads besides its batch, after which its user is told."""
 
+DIFFERENT = 3
+"""Values of one whole number of the batch, with which it becomes an input of graphs."""
+
 Signature = tuple[Hashable, ...]
 STRUCTURE = 0
 """Where a signature has the nesting of the batch."""
 _BATCH = 1
 """Where it describes the items of the batch."""
+
+
+class _WholeNumbers:
+    """Which whole numbers of a batch are inputs rather than constants, by its structure.
+
+    A number that counts steps, or a sentence's words, would have the step captured for each of its
+    values; one that chooses between two kinds of steps is best a constant.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Hashable, int], set[int]] = {}
+        self._constant: set[Hashable] = set()
+
+    def inputs(self, spec: Hashable, flat: Sequence[Any]) -> frozenset[int]:
+        """Their places, as far as is known with this batch."""
+        found = []
+        for index, item in enumerate(flat):
+            if type(item) is int:
+                seen = self._seen.setdefault((spec, index), set())
+                if len(seen) < DIFFERENT:
+                    seen.add(item)
+                if len(seen) >= DIFFERENT and spec not in self._constant:
+                    found.append(index)
+        return frozenset(found)
+
+    def keep_constant(self, spec: Hashable) -> None:
+        """A graph could not be made with them as inputs."""
+        self._constant.add(spec)
 
 
 class SignatureReader:
@@ -36,6 +67,7 @@ class SignatureReader:
         self._last: tuple[Hashable, ...] = ()
         self._changes = 0
         self._rates: tuple[list[float], int] = ([], 0)
+        self._numbers = _WholeNumbers()
         self._look()
 
     def _look(self) -> None:
@@ -56,7 +88,10 @@ class SignatureReader:
             BatchError: the batch holds something that cannot be an input of a graph.
         """
         flat, spec = flatten((tuple(args), dict(kwargs)))
-        batch = tuple([_describe(item) for item in flat])
+        inputs = self._numbers.inputs(spec, flat)
+        batch = tuple(
+            [int if index in inputs else _describe(item) for index, item in enumerate(flat)]
+        )
         structure = self._read_structure()
         if structure != self._structure:
             self._look()
@@ -69,6 +104,19 @@ class SignatureReader:
             tuple(self._structure),
             self._read_outside(),
         ), flat
+
+    def keep_constant(self, signature: Signature) -> bool:
+        """Whether whole numbers of a call that could not be captured were inputs: they are
+        constants from now on, and the call has another signature."""
+        if not numbers_in(signature):
+            return False
+        self._numbers.keep_constant(signature[STRUCTURE])
+        logger.warning(
+            "a whole number of the batch has had %d values and is part of the graph; the step is "
+            "captured anew for each: pass it as a float or a tensor, or choose outside the step",
+            DIFFERENT,
+        )
+        return True
 
     def rates(self) -> int:
         """A hash of the numbers in the optimizers' groups, learning rates above all. Digits that
@@ -143,6 +191,12 @@ def _describe(item: Any) -> Hashable:
             "containers with torch.utils._pytree.",
         ) from None
     return (type(item), item)
+
+
+def numbers_in(signature: Signature) -> frozenset[int]:
+    """The places of whole numbers that are inputs of the graph for such a call."""
+    batch: Any = signature[_BATCH]
+    return frozenset(index for index, item in enumerate(batch) if item is int)
 
 
 def shapes_in(signature: Signature) -> Shapes:
