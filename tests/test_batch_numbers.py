@@ -78,7 +78,7 @@ def test_what_must_be_a_constant_stays_one() -> None:
 
     with warnings_of_parallax() as found:
         assert _captures(formatted, [1, 2, 3, 10, 100, 2, 100]) == 5
-    assert any("a whole number of the batch has had 3 values" in line for line in found)
+    assert any("a whole number of the batch: 3 values were seen" in line for line in found)
 
 
 def test_numbers_in_lists() -> None:

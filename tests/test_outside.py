@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,18 +32,20 @@ class Trainer:
     """A step as a method, with everything that people give it besides the batch."""
 
     weight = 1.0
+    labels = ""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(3, 2), nn.Threshold(0.0, 0.0))
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
-        self.settings = {"power": 2, "unused": 0}
+        self.settings = {"power": 2, "share": 1.0, "unused": 0}
         self.criterion = F.mse_loss
         self.seen = 0
 
     def loss(self, x: torch.Tensor) -> torch.Tensor:
-        wanted = torch.zeros(2, 2)
-        return self.weight * self.criterion(self.model(x) ** self.settings["power"], wanted)
+        wanted = torch.full((2, 2), float(len(self.labels)))
+        power, share = self.settings["power"], self.settings["share"]
+        return self.weight * share * self.criterion(self.model(x) ** power, wanted)
 
     def step(self, x: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad()
@@ -100,12 +103,65 @@ def test_what_changes_often_is_said_once(caplog: pytest.LogCaptureFixture) -> No
     runner = alone(trainer.step)
     with caplog.at_level(logging.WARNING, "parallax"):
         for number in range(9):
-            trainer.weight = float(number)
+            trainer.labels = "x" * number
             runner.run(ONES)
     said = [record.getMessage() for record in caplog.records if "has changed" in record.message]
     assert len(said) == 1
-    assert "self.weight" in said[0]
+    assert "self.labels" in said[0]
     assert "pass what often changes to runner.run()" in said[0]
+
+
+RATE = 1.0
+
+
+def _stepping(change: str) -> tuple[Callable[[int], None], Callable[..., torch.Tensor]]:
+    """What the script does before each step, and a step that follows from it."""
+    trainer, beta = Trainer(), 0.0
+
+    def between(number: int) -> None:
+        nonlocal beta
+        if change == "attribute":
+            trainer.weight = min(1.0, number / 5)
+        elif change == "entry":
+            trainer.settings["share"] = number / 4
+        elif change == "cell":
+            beta = number / 3
+        elif change == "global":
+            globals()["RATE"] = 1.0 / (1 + number)
+        elif change == "module":
+            trainer.model[1].threshold = -0.01 * number
+        else:
+            trainer.seen += 1
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        trainer.optimizer.zero_grad()
+        loss = trainer.loss(x) * math.exp(-beta) * (RATE if RATE > 0.3 else 0.3)
+        if trainer.seen % 4 == 3:
+            loss = loss / trainer.seen
+        loss.backward()
+        trainer.optimizer.step()
+        return loss
+
+    return between, step
+
+
+@pytest.mark.parametrize(
+    ("change", "captures"),
+    [("attribute", 3), ("entry", 3), ("cell", 3), ("global", 3), ("module", 3), ("counter", 4)],
+)
+def test_a_number_that_often_changes_becomes_an_input(change: str, captures: int) -> None:
+    between, step = _stepping(change)
+    expected = []
+    for number in range(1, 12):
+        between(number)
+        expected.append(step(ONES))
+    between, step = _stepping(change)
+    runner, found = alone(step), []
+    for number in range(1, 12):
+        between(number)
+        found.append(runner.run(ONES))
+    assert torch.allclose(torch.stack(found), torch.stack(expected), rtol=1e-5)
+    assert runner._captures == captures
 
 
 @pytest.mark.parametrize("name", ["optimizer", "model"])

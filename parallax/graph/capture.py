@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from parallax.graph.gradient_order import advance_gradients
 from parallax.graph.layouts import copy_before_views
 from parallax.graph.losses import write_softmax_gradients_once
 from parallax.graph.operations import written_inputs
+from parallax.graph.outside import NO_NUMBERS, Numbers, standing_for
 from parallax.graph.products import join_products
 from parallax.graph.recording import Recording
 from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
@@ -66,7 +67,7 @@ def capture(
     kwargs: Mapping[str, Any],
     devices: Mapping[str, torch.device] | None = None,
     varying: Mapping[Place, int] | None = None,
-    numbers: Collection[int] = (),
+    numbers: Numbers = NO_NUMBERS,
 ) -> StepGraph:
     """Capture ``step(*args, **kwargs)``.
 
@@ -76,7 +77,7 @@ def capture(
         args, kwargs: one batch. Tensors and floats are inputs, anything else is a constant.
         devices: where parameters that have no storage yet will live, by name.
         varying: sizes of the batch that are to be symbols; equal numbers are equal sizes.
-        numbers: places in the flat batch of whole numbers that are inputs too.
+        numbers: those that are inputs too.
 
     Returns:
         The step as one graph, with gradients marked by ``parallax::gradient``.
@@ -119,7 +120,7 @@ def _capture_once(
     kwargs: Mapping[str, Any],
     devices: Mapping[str, torch.device],
     varying: Mapping[Place, int],
-    whole: Collection[int],
+    free: Numbers,
     sentinels: frozenset[str],
 ) -> tuple[StepGraph, list[str]]:
     state = leaves(objects)
@@ -127,7 +128,9 @@ def _capture_once(
     numbers = [leaf for leaf in state.values() if not isinstance(leaf.value, torch.Tensor)]
     batch, batch_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
     lifted = [
-        i for i, item in enumerate(batch) if isinstance(item, torch.Tensor | float) or i in whole
+        i
+        for i, item in enumerate(batch)
+        if isinstance(item, torch.Tensor | float) or i in free.batch
     ]
     python = {i for i in lifted if not isinstance(batch[i], torch.Tensor)}
 
@@ -138,13 +141,16 @@ def _capture_once(
     real_values.update((_batch_name(i), batch[i]) for i in python)
     # While they are swapped, it is the stand-ins that hold the real values.
     real_values.update((leaf.name, fake) for leaf, fake in zip(tensors, fakes, strict=True))
-    number_fakes = [_number_tensor(mode, leaf.value) for leaf in numbers]
+    scalars = [leaf.value for leaf in numbers] + [site.value for site in free.outside]
+    number_fakes = [_number_tensor(mode, value) for value in scalars]
     sizes = BatchSizes(env, varying, shapes_of(batch))
     batch_fakes = [_batch_tensor(mode, batch[i], sizes, i) for i in lifted]
+    real_values.update((site.name, site.value) for site in free.outside)
     reals = [leaf.value for leaf in tensors]
     inputs = tuple(
         [GraphInput("state", leaf.name) for leaf in tensors]
         + [GraphInput("number", leaf.name, number=True) for leaf in numbers]
+        + [GraphInput("outside", site.name, number=True) for site in free.outside]
         + [GraphInput("batch", _batch_name(i), i, i in python) for i in lifted]
     )
 
@@ -158,16 +164,17 @@ def _capture_once(
             env.attach(proxy_mode.tracer)
             _note_places(proxy_mode.tracer)
             _name_placeholders(proxy_mode.tracer.graph, inputs)
-        symbols = [item.item() for item in flat[len(tensors) : len(tensors) + len(numbers)]]
-        for leaf, symbol in zip(numbers, symbols, strict=True):
+        items = flat[len(flat) - len(lifted) :]
+        symbols = [item.item() for item in flat[len(tensors) : len(flat) - len(lifted)]]
+        for leaf, symbol in zip(numbers, symbols, strict=False):
             leaf.put(symbol)
         before = leaves(objects)
         values = list(batch)
-        for position, index in enumerate(lifted):
-            item = flat[len(tensors) + len(numbers) + position]
+        for index, item in zip(lifted, items, strict=True):
             values[index] = item.item() if index in python else item
         call_args, call_kwargs = pytree.tree_unflatten(values, batch_spec)
-        result = step(*call_args, **call_kwargs)
+        with standing_for(free.outside, symbols[len(numbers) :]):
+            result = step(*call_args, **call_kwargs)
         _collect(traced, result, before, leaves(objects), recording)
         if not sentinels:
             _note_carried(traced, objects, recording)
@@ -193,7 +200,7 @@ def _capture_once(
         changed = snapshot.restore()
     if snapshot.counters:  # which are state, as is known now
         objects.counters.update(snapshot.counters)
-        return _capture_once(step, objects, args, kwargs, devices, varying, whole, sentinels)
+        return _capture_once(step, objects, args, kwargs, devices, varying, free, sentinels)
     if snapshot.counted:
         raise UnsupportedError(
             f"An optimizer counts in a Python number, which would stay as it is: "
@@ -225,6 +232,7 @@ def _capture_once(
         constants=traced.constants,
         calls=traced.calls,
         guards=guards,
+        outside={site.name: site.source for site in free.outside},
         sizes=sizes if varying else None,
         notes=recording.notes,
     )

@@ -2,17 +2,20 @@
 
 An attribute of a trainer, an entry of a configuration, a global name: what the step's Python does
 follows from them, and the script may change them between steps. They are read before each step and
-are part of what a graph is valid for. Which of them the step reads is told by names: those that
+are part of what a graph is valid for; a number of which several values were seen becomes an input
+of graphs instead, as a learning rate is. Which of them the step reads is told by names: those that
 code loads which the step can reach.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import operator
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
@@ -21,17 +24,43 @@ from torch.optim.lr_scheduler import LRScheduler
 from parallax.errors import UnsupportedError
 from parallax.graph.discovery import GlobalName, StepObjects, is_library_code
 
+DIFFERENT = 3
+"""Values of a number with which it becomes an input of graphs."""
+
 _CALLED_UNNAMED = ("forward", "__call__")
 _MISSING = object()
 _CALLABLE = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a value is: how the user would name it, and how it is read."""
+class Site:
+    """Where a value is, and how the user would name it."""
 
     name: str
-    get: Callable[[], Any]
+    source: _Source
+
+    @property
+    def value(self) -> Any:
+        return self.source()
+
+    def put(self, value: Any) -> None:
+        self.source.put(value)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """Python's numbers that are inputs of a graph, besides floats of the batch.
+
+    Args:
+        batch: the places of whole numbers in the flat batch.
+        outside: where the step reads others.
+    """
+
+    batch: frozenset[int] = frozenset()
+    outside: tuple[Site, ...] = ()
+
+
+NO_NUMBERS = Numbers()
 
 
 class OutsideValues:
@@ -39,34 +68,82 @@ class OutsideValues:
 
     def __init__(self, objects: StepObjects) -> None:
         names = _names_of(objects)
-        self._places = list(dict.fromkeys(_places(objects, names)))
+        self._sites = list(dict.fromkeys(_sites(objects, names)))
         self._owned = {
-            index: (place, value)
-            for index, place in enumerate(self._places)
-            if isinstance(value := place.get(), torch.nn.Module | Optimizer | LRScheduler)
+            index: (site, value)
+            for index, site in enumerate(self._sites)
+            if isinstance(value := site.value, torch.nn.Module | Optimizer | LRScheduler)
         }
-        self._getters = [place.get for place in self._places]
+        self._getters = [site.source for site in self._sites]
+        self._last: list[Any] = []
+        self._seen: dict[int, set[float]] = {}
+        self._constant: set[int] = set()
+        self._inputs: dict[int, type] = {}
 
     @property
     def names(self) -> list[str]:
         """Of the values, as :meth:`read` has them."""
-        return [place.name for place in self._places]
+        return [site.name for site in self._sites]
 
     def read(self) -> tuple[Hashable, ...]:
-        """What they are now; other than plain values and functions count for nothing.
+        """What they are now; of inputs, their type. Other than plain values and functions count for
+        nothing.
 
         Raises:
             UnsupportedError: a model, an optimizer or a scheduler is another one than at first.
         """
         values = [get() for get in self._getters]
-        for index, (place, first) in self._owned.items():
+        for index, (site, first) in self._owned.items():
             if values[index] is not first:
                 raise UnsupportedError(
-                    f"{place.name!r} is another {type(first).__name__} than in the first step.",
+                    f"{site.name!r} is another {type(first).__name__} than in the first step.",
                     hint="change it in place (its parameter groups, load_state_dict()), or make "
                     "another runner for what comes then.",
                 )
-        return tuple([_told(value) for value in values])
+        if any(map(operator.is_not, values, self._last)) or not self._last:
+            self._look(values)
+        told = [_told(value) for value in values]
+        for index, kind in self._inputs.items():
+            told[index] = kind
+        return tuple(told)
+
+    def _look(self, values: list[Any]) -> None:
+        """Which numbers are inputs, now that values have changed."""
+        self._last = values
+        self._inputs.clear()
+        for index, value in enumerate(values):
+            if type(value) not in (int, float) or index in self._constant:
+                continue
+            if not self._sites[index].source.writable:
+                continue
+            seen = self._seen.setdefault(index, set())
+            if len(seen) < DIFFERENT:
+                seen.add(value)
+            if len(seen) >= DIFFERENT:
+                self._inputs[index] = type(value)
+
+    def inputs(self) -> list[Site]:
+        """Where the numbers are that were inputs when values were read last."""
+        return [self._sites[index] for index in self._inputs]
+
+    def keep_constant(self) -> None:
+        """A graph could not be made with them as inputs."""
+        self._constant.update(self._inputs)
+        self._inputs.clear()
+
+
+@contextlib.contextmanager
+def standing_for(sites: Sequence[Site], symbols: Sequence[Any]) -> Iterator[None]:
+    """Let symbols be where the numbers are, while the step is captured."""
+    values = [site.value for site in sites]
+    try:
+        for site, symbol in zip(sites, symbols, strict=True):
+            site.put(symbol)
+        yield
+    finally:
+        for site, value in zip(sites, values, strict=True):
+            if isinstance(site.value, torch.SymInt | torch.SymFloat):
+                site.put(value)
 
 
 def _told(value: Any) -> Hashable:
@@ -136,15 +213,15 @@ def _methods(objects: StepObjects) -> list[tuple[str, types.FunctionType]]:
 # -- Where values are ---------------------------------------------------------------------------
 
 
-def _places(objects: StepObjects, names: set[str]) -> Iterator[_Place]:
+def _sites(objects: StepObjects, names: set[str]) -> Iterator[Site]:
     for name, container in objects.containers:
         if isinstance(container, types.CellType):
-            yield _Place(name, _Cell(container))
+            yield Site(name, _Cell(container))
         elif isinstance(container, GlobalName):
-            yield _Place(name, _Item(container.home, container.name))
+            yield Site(name, _Item(container.home, container.name))
         elif isinstance(container, Mapping):
             keys = [key for key in container if isinstance(key, str) and key in names]
-            yield from (_Place(f"{name}[{key!r}]", _Item(container, key)) for key in keys)
+            yield from (Site(f"{name}[{key!r}]", _Item(container, key)) for key in keys)
         elif hasattr(container, "__dict__"):
             yield from _attributes(name, container, names)
     for name, optimizer in objects.optimizers.items():
@@ -160,13 +237,13 @@ def _places(objects: StepObjects, names: set[str]) -> Iterator[_Place]:
             yield from _attributes(label, module, known)
 
 
-def _attributes(name: str, owner: Any, names: set[str]) -> Iterator[_Place]:
+def _attributes(name: str, owner: Any, names: set[str]) -> Iterator[Site]:
     """Plain attributes, of an object or of its class."""
     own = vars(owner)
     of_class = {key for kind in type(owner).__mro__ for key in vars(kind)} - own.keys()
     for key in sorted(names & {*own, *of_class}):
         if key in own or _is_plain(getattr(type(owner), key, None)):
-            yield _Place(f"{name}.{key}", _Attribute(owner, key))
+            yield Site(f"{name}.{key}", _Attribute(owner, key))
 
 
 def _is_plain(value: Any) -> bool:
@@ -180,9 +257,19 @@ def is_library_class(kind: type) -> bool:
     return code is not None and is_library_code(code)
 
 
+class _Source(Protocol):
+    """Reads a value when called, and writes one without the ways of the user's class."""
+
+    @property
+    def writable(self) -> bool: ...
+    def __call__(self) -> Any: ...
+    def put(self, value: Any) -> None: ...
+
+
 @dataclass(frozen=True, eq=False)
 class _Cell:
     cell: types.CellType
+    writable: bool = True
 
     def __call__(self) -> Any:
         try:
@@ -190,14 +277,24 @@ class _Cell:
         except ValueError:
             return _MISSING
 
+    def put(self, value: Any) -> None:
+        self.cell.cell_contents = value
+
 
 @dataclass(frozen=True, eq=False)
 class _Item:
     home: Mapping[Any, Any]
     key: str
 
+    @property
+    def writable(self) -> bool:
+        return isinstance(self.home, dict)
+
     def __call__(self) -> Any:
         return self.home.get(self.key, _MISSING)
+
+    def put(self, value: Any) -> None:
+        self.home[self.key] = value  # type: ignore[index]
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,5 +302,14 @@ class _Attribute:
     owner: Any
     key: str
 
+    @property
+    def writable(self) -> bool:
+        """A plain attribute of its own, neither of its class nor computed."""
+        of_class = getattr(type(self.owner), self.key, None)
+        return self.key in vars(self.owner) and not hasattr(of_class, "__get__")
+
     def __call__(self) -> Any:
         return getattr(self.owner, self.key, _MISSING)
+
+    def put(self, value: Any) -> None:
+        vars(self.owner)[self.key] = value

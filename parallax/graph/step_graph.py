@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from parallax.graph.scalars import ScalarGuard
 from parallax.graph.sizes import BatchSizes
 
-InputKind = Literal["state", "number", "batch", "shard"]
+InputKind = Literal["state", "number", "batch", "outside", "shard"]
 OutputKind = Literal["return", "state", "call"]
 
 
@@ -20,8 +20,8 @@ OutputKind = Literal["return", "state", "call"]
 class GraphInput:
     """One placeholder.
 
-    A state tensor or number by leaf name, this worker's rows of a variable, or part of the batch
-    by index.
+    A state tensor or number by leaf name, this worker's rows of a variable, part of the batch by
+    index, or a number that the step reads elsewhere.
     """
 
     kind: InputKind
@@ -87,6 +87,8 @@ class StepGraph:
     """New values of state leaves that do not depend on any input (a counter's first value)."""
     calls: tuple[HostCall, ...] = ()
     guards: tuple[ScalarGuard, ...] = ()
+    outside: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    """How numbers are read that the step takes from elsewhere, by the inputs' names."""
     sizes: BatchSizes | None = None
     """What is known of sizes that may vary; None if the graph is for one batch shape only."""
     notes: list[str] = field(default_factory=list)

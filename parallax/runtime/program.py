@@ -58,8 +58,9 @@ class Program:
 
     def _bind(self) -> None:
         state = self._state
+        readers = {"shard": state.view_reader, "outside": self.step.outside.__getitem__}
         self._readers = [
-            state.view_reader(item.name) if item.kind == "shard" else state.reader(item.name)
+            readers.get(item.kind, state.reader)(item.name)
             for item in self.step.inputs
             if item.kind != "batch"
         ]
@@ -83,16 +84,20 @@ class Program:
         return all(
             guard.holds(
                 {
-                    name: self._state.value(name) if index is None else flat[index]
+                    name: self._value(name) if index is None else flat[index]
                     for name, index in guard.inputs.items()
                 }
             )
             for guard in self.step.guards
         )
 
+    def _value(self, name: str) -> Any:
+        outside = self.step.outside.get(name)
+        return self._state.value(name) if outside is None else outside()
+
     def rebind(self) -> bool:
         """After the user's objects were replaced; False if state that it reads is gone."""
-        names = (item.name for item in self.step.inputs if item.kind != "batch")
+        names = (i.name for i in self.step.inputs if i.kind not in ("batch", "outside"))
         if not all(name in self._state.leaves for name in names):
             return False
         self._bind()

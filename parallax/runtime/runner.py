@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from parallax.errors import ConfigError
 from parallax.graph.capture import capture
 from parallax.graph.checks import check_batch, check_not_dealt, check_state
 from parallax.graph.discovery import StepObjects
+from parallax.graph.outside import NO_NUMBERS, Numbers
 from parallax.graph.sizes import Place
 from parallax.graph.state import aliases
 from parallax.graph.variables import Analysis, Variable, analyze
@@ -40,7 +41,7 @@ from parallax.runtime.predictions.probe import measure_network
 from parallax.runtime.predictions.speed import measure_speed
 from parallax.runtime.program import Program
 from parallax.runtime.programs import Programs
-from parallax.runtime.signature import Signature, SignatureReader, numbers_in, structure
+from parallax.runtime.signature import Signature, SignatureReader, structure
 from parallax.runtime.start import (
     agree_on_everything,
     agree_on_tensors,
@@ -230,12 +231,14 @@ class Runner:
         if program is None:
             self._course.settle()
             varying = self._programs.varying(signature)
+            numbers = self._signatures.numbers(signature)
             try:
-                program = self._prepare(batch, named, varying, numbers_in(signature))
+                program = self._prepare(batch, named, varying, numbers)
             except Exception:
-                if not self._signatures.keep_constant(signature):
+                if numbers == NO_NUMBERS:
                     raise
-                logger.debug("the step is captured for whole numbers alone", exc_info=True)
+                logger.debug("the step is captured for these numbers alone", exc_info=True)
+                self._signatures.keep_constant(signature)
                 return self._program(batch, named)
             self._programs.add(signature, program, varying)
         self._last = program
@@ -246,7 +249,7 @@ class Runner:
         batch: tuple[Any, ...],
         named: Mapping[str, Any],
         varying: Mapping[Place, int],
-        numbers: Collection[int],
+        numbers: Numbers,
     ) -> Program:
         first = self._choice.strategy is None
         try:
@@ -287,7 +290,7 @@ class Runner:
         batch: tuple[Any, ...],
         named: Mapping[str, Any],
         varying: Mapping[Place, int] | None = None,
-        numbers: Collection[int] = (),
+        numbers: Numbers = NO_NUMBERS,
     ) -> tuple[str, Analysis]:
         """The batch's structure, and the step that it was captured with; changes nothing."""
         check_batch(batch, named)

@@ -12,16 +12,13 @@ import torch
 from parallax.errors import BatchError
 from parallax.graph.containers import flatten
 from parallax.graph.discovery import StepObjects
-from parallax.graph.outside import OutsideValues
+from parallax.graph.outside import DIFFERENT, Numbers, OutsideValues
 from parallax.graph.sizes import Shapes
 
 logger = logging.getLogger("parallax")
 
 MANY_CHANGES = 5
 """Of values that a step reads besides its batch, after which its user is told."""
-
-DIFFERENT = 3
-"""Values of one whole number of the batch, with which it becomes an input of graphs."""
 
 Signature = tuple[Hashable, ...]
 STRUCTURE = 0
@@ -105,18 +102,27 @@ class SignatureReader:
             self._read_outside(),
         ), flat
 
-    def keep_constant(self, signature: Signature) -> bool:
-        """Whether whole numbers of a call that could not be captured were inputs: they are
-        constants from now on, and the call has another signature."""
-        if not numbers_in(signature):
-            return False
+    def numbers(self, signature: Signature) -> Numbers:
+        """Numbers that are inputs of the graph for the call that was read last."""
+        batch: Any = signature[_BATCH]
+        own = frozenset(index for index, item in enumerate(batch) if item is int)
+        return Numbers(own, tuple(self._outside.inputs()))
+
+    def keep_constant(self, signature: Signature) -> None:
+        """What were inputs for a call that could not be captured are constants from now on, and
+        the call has another signature."""
+        numbers = self.numbers(signature)
         self._numbers.keep_constant(signature[STRUCTURE])
+        self._outside.keep_constant()
+        names = [site.name for site in numbers.outside]
+        if numbers.batch:
+            names.append("a whole number of the batch")
         logger.warning(
-            "a whole number of the batch has had %d values and is part of the graph; the step is "
-            "captured anew for each: pass it as a float or a tensor, or choose outside the step",
+            "%s: %d values were seen, and the step cannot be captured with a number that varies; "
+            "it is captured anew for each value: pass a float or a tensor, or choose outside",
+            ", ".join(names),
             DIFFERENT,
         )
-        return True
 
     def rates(self) -> int:
         """A hash of the numbers in the optimizers' groups, learning rates above all. Digits that
@@ -191,12 +197,6 @@ def _describe(item: Any) -> Hashable:
             "containers with torch.utils._pytree.",
         ) from None
     return (type(item), item)
-
-
-def numbers_in(signature: Signature) -> frozenset[int]:
-    """The places of whole numbers that are inputs of the graph for such a call."""
-    batch: Any = signature[_BATCH]
-    return frozenset(index for index, item in enumerate(batch) if item is int)
 
 
 def shapes_in(signature: Signature) -> Shapes:
