@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from equality import difference
 from torch import nn
 
 from parallax.config import Config
+from parallax.errors import BatchError
 from parallax.graph.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
@@ -111,3 +113,13 @@ def train(
     return difference(expected, found), {
         purpose: count - before.get(purpose, 0) for purpose, count in runner.traffic.items()
     }
+
+
+def refused(world: World, name: str, division: list[int], settings: dict[str, Any]) -> str:
+    """What is said of a batch that is divided so."""
+    _, step, batches = build(name, sum(division), torch.float64)
+    runner = Runner(step, discover(step), Config(workers=1, seed=SEED, **settings), world)
+    first = sum(division[: world.rank])
+    with pytest.raises(BatchError) as found:
+        runner.run(*[item[first : first + division[world.rank]] for item in batches[0]])
+    return str(found.value)

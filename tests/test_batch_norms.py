@@ -28,11 +28,18 @@ def test_the_numbers_of_one_device(pool: Pool, name: str, builder: str, size: in
         assert found < 1e-10
 
 
-@pytest.mark.parametrize("division", [[5, 3], [1, 6, 2]])
-def test_workers_whose_batches_differ(pool: Pool, division: list[int]) -> None:
+@pytest.mark.parametrize("name", ["images", "features", "sequences"])
+@pytest.mark.parametrize("division", [[5, 3], [1, 6, 2], [6, 0]])
+def test_workers_whose_batches_differ(pool: Pool, name: str, division: list[int]) -> None:
     run, settings = batch_norm_steps.train, {"sync_batch_norm": True}
-    found = pool.run(len(division), run, "images", "HYBRID", division, torch.float64, settings)
+    found = pool.run(len(division), run, name, "HYBRID", division, torch.float64, settings)
     assert all(one < 1e-10 for one, _ in found), found
+
+
+def test_a_single_value_of_all_workers_is_refused(pool: Pool) -> None:
+    run, settings = batch_norm_steps.refused, {"sync_batch_norm": True}
+    for problem in pool.run(2, run, "features", [1, 0], settings):
+        assert "one value or none for each channel" in problem
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])

@@ -144,6 +144,25 @@ def _plain_batch_norms() -> Iterator[None]:
         yield
 
 
+def any_number_of_rows() -> contextlib.AbstractContextManager[None]:
+    """Let BatchNorm take batches of one row, or none, while a step is captured in which the rows of
+    all workers are normalised together. PyTorch refuses the one, and forgets to normalise none."""
+    module: Any = torch
+    original = module.batch_norm
+
+    def batch_norm(x: torch.Tensor, *settings: Any) -> torch.Tensor:
+        training = settings[4]
+        if not training or x.device.type != "cpu":
+            return original(x, *settings)  # type: ignore[no-any-return]
+        normalized: torch.Tensor = torch.ops.aten.native_batch_norm(x, *settings[:-1])[0]
+        return normalized
+
+    functions = torch.nn.functional
+    return replaced(
+        (module, "batch_norm", batch_norm), (functions, "_verify_batch_size", lambda size: None)
+    )
+
+
 @contextlib.contextmanager
 def _lengths_as_tensors() -> Iterator[None]:
     """Give CTC's loss its lengths in tensors: with tuples it looks at values of the targets."""

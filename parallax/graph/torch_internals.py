@@ -24,6 +24,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from parallax.ops.batch_norms import kind_of_statistics
+
 __all__ = [
     "FakeTensor",
     "FakeTensorMode",
@@ -51,7 +53,8 @@ class _CaptureMode(FakeTensorMode):
     """Adds what torch cannot describe.
 
     Rows added to, or read from, a dense tensor by COO ids; CTC's loss, whose backward pass is
-    handed a tensor that the longest target gives its size, here as long as one can be.
+    handed a tensor that the longest target gives its size, here as long as one can be; BatchNorm of
+    one row or none, which is normalised with the rows of other workers.
     """
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,6 +68,9 @@ class _CaptureMode(FakeTensorMode):
             )
         if func in _MEANS_BACKWARD and _has_no_elements(args[1]):
             return args[1].new_empty(args[1].shape)  # torch's description divides by their number
+        if func in _BATCH_NORMS and _is_short(values := args[func is _BATCH_NORMS[1]]):
+            of_channel = values.new_empty(values.shape[1], dtype=kind_of_statistics(values.dtype))
+            return values.new_empty(values.shape), of_channel, of_channel.clone()
         if func is torch.ops.aten.sparse_mask.default and not _is_rows(args[0]):
             dense, mask = args
             ids = mask._indices()
@@ -85,9 +91,21 @@ _MEANS_BACKWARD = (
 )
 
 
+# Of none, and of the variance of one value, torch's descriptions divide by zero.
+_BATCH_NORMS = (
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten.native_batch_norm_backward.default,
+)
+
+
 def _has_no_elements(tensor: torch.Tensor) -> bool:
     count = tensor.numel()
     return isinstance(count, int) and count == 0
+
+
+def _is_short(batch: torch.Tensor) -> bool:
+    count = batch.numel()
+    return isinstance(count, int) and count <= batch.shape[1]
 
 
 def _is_rows(value: Any) -> bool:

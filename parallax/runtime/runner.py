@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,6 +20,7 @@ from parallax.graph.discovery import StepObjects
 from parallax.graph.outside import NO_NUMBERS, Numbers
 from parallax.graph.sizes import Place
 from parallax.graph.state import aliases
+from parallax.graph.surroundings import any_number_of_rows
 from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
 from parallax.rewrite.batch_norms import over_all_workers
@@ -301,7 +303,9 @@ class Runner:
         first = self._choice.strategy is None and self.num_workers > 1
         if first:
             self._compare(description, batch, named)
-        step = capture(self._step, self._objects, batch, named, self._devices, varying, numbers)
+        together = self.num_workers > 1 and one_batch_norm(self._objects, self._config)
+        with any_number_of_rows() if together else contextlib.nullcontext():
+            step = capture(self._step, self._objects, batch, named, self._devices, varying, numbers)
         self._captures += 1
         for note in step.notes:
             if note not in self._noted:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from parallax.errors import BatchError
 from parallax.ops.batch_norms import kind_of_statistics
 from parallax.ops.specs import BatchNormsSpec
 from parallax.runtime.comm.world import World
@@ -38,6 +39,12 @@ class BatchNorms:
             variance = mean = torch.zeros(values.shape[1], dtype=kind, device=values.device)
         parts, counts, _ = self._of_all(values, mean, variance)
         total = counts.sum()
+        if float(total) <= 1:
+            raise BatchError(
+                "BatchNorm normalises over all workers' batches, which have one value or none for "
+                "each channel.",
+                hint="leave out such a batch (drop_last=True), or use GroupNorm.",
+            )
         shares = (counts / total).unsqueeze(1)
         means, variances = parts.unbind(1)
         mean = (shares * means).sum(0)
@@ -60,9 +67,13 @@ class BatchNorms:
         gradient, values = gradient.to(mean.dtype), values.to(mean.dtype)
         scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
         # As if mean and variance were constants, which gives the sums along.
-        own, of_weight, of_bias = aten.native_batch_norm_backward(
-            gradient, values, scale, mean, variance, None, None, False, epsilon, [True] * 3
-        )
+        if values.numel():
+            own, of_weight, of_bias = aten.native_batch_norm_backward(
+                gradient, values, scale, mean, variance, None, None, False, epsilon, [True] * 3
+            )
+        else:  # for which it divides by none
+            own = torch.zeros_like(values)
+            of_weight = of_bias = torch.zeros_like(mean)
         parts, counts, rows = self._of_all(values, of_weight, of_bias)
         if self.spec.average:
             # Every row weighs the same in the gradient, whichever worker has it.
