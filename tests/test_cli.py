@@ -52,6 +52,7 @@ def test_a_wrong_command_line(
     [
         (["check", "--resource-info", "absent"], "resource_info 'absent' is no file"),
         (["check", "--resource-info", "hosts", "absent.py"], "The script 'absent.py' is no file."),
+        (["check", "--resource-info", "hosts", "--", "-m", "absent"], "The module 'absent' is not"),
         (["run", "hosts", "--", "absent.py"], "The script 'absent.py' is no file."),
         (["run", "hosts", "--", "-m", "absent.deep"], "The module 'absent.deep' is not found here"),
         (["run", "hosts", "--", "-m"], "The module '' is not found here"),
@@ -111,7 +112,7 @@ def test_check_of_this_machine(tmp_path: Path) -> None:
     done = start(tmp_path, "check", "--resource-info", "hosts", "train.py")
     assert done.returncode == 0, done.stderr
     assert "parallax: localhost: Python 3." in done.stderr
-    assert done.stderr.endswith("parallax: all 1 hosts are ready\n")
+    assert done.stderr.endswith("parallax: the host is ready\n")
     (tmp_path / "hosts").write_text("localhost: 0\n")
     done = start(tmp_path, "check", "--resource-info", "hosts")
     assert done.returncode == 3

@@ -43,7 +43,7 @@ def test_a_check_from_a_machine_that_is_none_of_the_hosts(site: Site) -> None:
     site.hosts("vhost2")
     run = site.check()
     assert run.end() == 0, run.text()
-    assert run.err[-1] == "parallax: all 1 hosts are ready"
+    assert run.err[-1] == "parallax: the host is ready"
 
 
 def refused(site: Site) -> None:

@@ -181,6 +181,20 @@ def step_is_module() -> Any:
     return alone(linear()[0])
 
 
+def step_yields() -> Any:
+    def step(x: torch.Tensor) -> Any:
+        yield linear()[0](x)
+
+    return alone(step)
+
+
+def step_waits() -> Any:
+    async def step(x: torch.Tensor) -> Any:
+        return linear()[0](x)
+
+    return alone(step)
+
+
 def no_backward() -> Any:
     model, _ = linear()
     return alone(lambda x: model(x).sum()).run(rows())
@@ -278,6 +292,8 @@ def scaled(enabled: bool) -> Any:
 
 STEPS: dict[str, tuple[Callable[[], Any], type[ParallaxError], tuple[str, ...]]] = {
     "number": (lambda: alone(3), ConfigError, ("must be a function", "found int")),
+    "generator": (step_yields, ConfigError, ("step is a generator", "a plain function")),
+    "coroutine": (step_waits, ConfigError, ("step is a coroutine", "a plain function")),
     "module": (step_is_module, ConfigError, ("found Linear", "parallax.get_runner(train_step)")),
     "wrong model": (
         lambda: alone(lambda x: x, model="net"),

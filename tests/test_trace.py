@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,9 +43,35 @@ def test_workers_record_their_steps(pool: Pool, size: int, tmp_path: Path) -> No
         assert result["shown"][1].count("worker ") == size
         assert result["refused"] == [
             "steps must be a positive integer, found 0.",
+            "path must be that of a file, found 3.",
             "3 steps are being recorded already.\n"
             "  What to do: call profile() again when they have run.",
         ]
+
+
+UNFINISHED = """
+import torch, parallax
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+def step(x):
+    optimizer.zero_grad()
+    model(x).sum().backward()
+    optimizer.step()
+runner = parallax.get_runner(step, config=parallax.Config(workers=1))
+for number in range(4):
+    if number == 1:
+        runner.profile(5, "absent.json")
+    runner.run(torch.ones(3, 2))
+"""
+
+
+def test_a_script_that_ends_too_early_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(UNFINISHED)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "profile(5) recorded 3 steps when the script ended" in done.stdout + done.stderr
+    assert not (tmp_path / "absent.json").exists()
 
 
 EVENTS = [

@@ -26,9 +26,9 @@ def record(world: World, path: str) -> dict[str, Any]:
         runner.run(*part)
     profile = runner.profile(RECORDED, path)
     refused = []
-    for arguments in ((0, path), (2, path)):
+    for arguments in ((0, path), (2, 3), (2, path)):
         try:
-            runner.profile(*arguments)
+            runner.profile(*arguments)  # type: ignore[arg-type]
         except ConfigError as error:
             refused.append(str(error))
     before = _useful(runner)

@@ -164,7 +164,10 @@ class Launcher:
         try:
             reports = await self._check()
             if self._launch.check_only:
-                self._output.say(f"all {len(reports)} hosts are ready")
+                one = len(reports) == 1
+                self._output.say(
+                    "the host is ready" if one else f"all {len(reports)} hosts are ready"
+                )
                 return 0
             await self._start(reports)
             await self._watch(set(self._links))
@@ -231,7 +234,8 @@ class Launcher:
     # -- Before the start ---------------------------------------------------------------------
 
     async def _check(self) -> dict[HostLink, wire.Report]:
-        self._output.say(f"checking {len(self._links)} hosts")
+        one = len(self._links) == 1
+        self._output.say("checking one host" if one else f"checking {len(self._links)} hosts")
         begun = time.monotonic()
         await asyncio.gather(*(link.open() for link in self._links))
         reports: dict[HostLink, wire.Report] = {}

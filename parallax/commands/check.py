@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import os
-from pathlib import Path
 
 from parallax.cluster.chief import Launch, run_launch
 from parallax.cluster.cluster_launch import refuse_missing_keys
-from parallax.cluster.code_files import script_files
+from parallax.cluster.code_files import program_files
 from parallax.cluster.host_report import hash_files
 from parallax.cluster.local_workers import local_host
 from parallax.cluster.resources import read_resources
-from parallax.errors import ConfigError
 
 __all__ = ["HELP", "add_arguments", "run"]
 
 HELP = "see whether every host of a resource file can be reached and runs the same"
+_EXAMPLE = "for example `parallax check --resource-info hosts.yml -- -m package.train`."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resource-info", required=True, metavar="FILE", help="the hosts: text or YAML"
     )
-    parser.add_argument("script", nargs="?", help="compare this script and what it imports, too")
+    parser.usage = "parallax check [options] [-- (train.py | -m module) [arguments]]"
+    parser.add_argument(
+        "script", nargs="?", metavar="train.py", help="compare it and what it imports, too"
+    )
+    parser.add_argument("arguments", nargs="*", help="of the script; not used")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,10 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     refuse_missing_keys(spec)
     code: dict[str, str] = {}
     if arguments.script is not None:
-        if not Path(arguments.script).is_file():
-            raise ConfigError(f"The script {arguments.script!r} is no file.")
         places = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-        code = hash_files(script_files(arguments.script, places))
+        files = program_files(arguments.script, arguments.arguments, places, _EXAMPLE)
+        code = hash_files(files)
     host = local_host(spec)
     return run_launch(
         Launch(

@@ -69,7 +69,8 @@ def discover(
         optimizer: the same for optimizers.
 
     Raises:
-        ConfigError: ``step`` is not callable, or ``model``/``optimizer`` is of another kind.
+        ConfigError: ``step`` is not callable, or runs later, or ``model`` or ``optimizer`` is of
+            another kind.
         ModelError: no model or tensor to train is reached.
         UnsupportedError: the step uses a GradScaler.
     """
@@ -78,6 +79,12 @@ def discover(
             f"step must be a function that runs one training step, found {type(step).__name__}.",
             hint="pass the function itself: parallax.get_runner(train_step), where train_step "
             "computes the loss, calls loss.backward() and optimizer.step().",
+        )
+    if inspect.isgeneratorfunction(step) or inspect.iscoroutinefunction(step):
+        kind = "a generator" if inspect.isgeneratorfunction(step) else "a coroutine"
+        raise ConfigError(
+            f"step is {kind}: calling it runs nothing yet.",
+            hint="make it a plain function that runs one whole step and returns its results.",
         )
     found = StepObjects()
     walker = _Walker(found)

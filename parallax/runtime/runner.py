@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -430,10 +431,13 @@ class Runner:
             What will have the shares, by worker.
 
         Raises:
-            ConfigError: ``steps`` is no positive number, or steps are being recorded already.
+            ConfigError: ``steps`` is no positive number, ``path`` no path, or steps are being
+                recorded already.
         """
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ConfigError(f"steps must be a positive integer, found {steps!r}.")
+        if not isinstance(path, str | os.PathLike) or Path(path).is_dir():
+            raise ConfigError(f"path must be that of a file, found {path!r}.")
         if self._profiler is not None:
             raise ConfigError(
                 f"{self._profiler.profile.steps} steps are being recorded already.",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import logging
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +15,8 @@ import msgspec
 import torch
 
 from parallax.runtime.comm.world import World
+
+logger = logging.getLogger("parallax")
 
 Kind = Literal["step", "computing", "waiting", "message"]
 
@@ -117,6 +121,8 @@ class Profiler:
         self._began = 0.0
         self._recorder = Recorder(_same_moment(world))
         world.traffic.recorder = self._recorder
+        if world.rank == 0:
+            atexit.register(self._unfinished)
 
     def before(self) -> None:
         """A step begins."""
@@ -130,8 +136,19 @@ class Profiler:
         if self._left:
             return False
         self._world.traffic.recorder = None
+        atexit.unregister(self._unfinished)
         self._finish()
         return True
+
+    def _unfinished(self) -> None:
+        steps = self.profile.steps
+        logger.warning(
+            "profile(%d) recorded %d steps when the script ended, so there is no %s: record fewer, "
+            "or run more",
+            steps,
+            steps - self._left,
+            self.profile.path,
+        )
 
     def _finish(self) -> None:
         own = msgspec.json.encode(sorted(self._recorder.events, key=lambda event: event.start))
