@@ -234,8 +234,8 @@ class Launcher:
     # -- Before the start ---------------------------------------------------------------------
 
     async def _check(self) -> dict[HostLink, wire.Report]:
-        one = len(self._links) == 1
-        self._output.say("checking one host" if one else f"checking {len(self._links)} hosts")
+        several = f"checking {len(self._links)} hosts"
+        self._output.say("checking one host" if len(self._links) == 1 else several)
         begun = time.monotonic()
         await asyncio.gather(*(link.open() for link in self._links))
         reports: dict[HostLink, wire.Report] = {}
