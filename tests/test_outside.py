@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
+import enum
 import logging
 import math
+import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -162,6 +166,96 @@ def test_a_number_that_often_changes_becomes_an_input(change: str, captures: int
         found.append(runner.run(ONES))
     assert torch.allclose(torch.stack(found), torch.stack(expected), rtol=1e-5)
     assert runner._captures == captures
+
+
+class Mode(enum.Enum):
+    ONE, TWO = 1, 2
+
+
+class Slots:
+    __slots__ = ("beta",)
+
+
+class Settings:
+    beta = 1.0
+
+    class Inner:
+        beta = 1.0
+
+
+Pair = collections.namedtuple("Pair", "first second")
+
+
+class Holder:
+    """Settings in all the ways in which people keep them."""
+
+    def __init__(self) -> None:
+        self.arguments = argparse.Namespace(beta=1.0)
+        self.slots = Slots()
+        self.numbers = [1.0, 1.0]
+        self.nested = [[1.0], [(1.0,)]]
+        self.pair = Pair(1.0, 1.0)
+        self.mode = Mode.ONE
+        self.chosen = {"a"}
+        self.scalar = np.float32(1)
+        self.array = np.ones(3)
+        self.module = types.ModuleType("of the user")
+        self.settings = Settings
+
+
+def _set(holder: Holder, where: str, value: float) -> None:
+    if where == "numbers":
+        holder.numbers[1] = value
+    elif where == "nested":
+        holder.nested[1][0] = (value,)
+    elif where == "pair":
+        holder.pair = Pair(1.0, value)
+    elif where == "mode":
+        holder.mode = Mode.TWO if value > 1 else Mode.ONE
+    elif where == "chosen":
+        holder.chosen = {"a"} if value == 1 else {"a", "b"}
+    elif where == "scalar":
+        holder.scalar = np.float32(value)
+    elif where == "array":
+        holder.array[2] = value
+    elif where == "inner":
+        holder.settings.Inner.beta = value
+    else:
+        getattr(holder, where).beta = value
+
+
+WHERE: dict[str, Callable[[Holder], float]] = {
+    "arguments": lambda h: h.arguments.beta,
+    "slots": lambda h: h.slots.beta,
+    "numbers": lambda h: h.numbers[1],
+    "nested": lambda h: h.nested[1][0][0],  # type: ignore[index]
+    "pair": lambda h: h.pair.second,  # type: ignore[no-any-return]
+    "mode": lambda h: float(h.mode is Mode.TWO) + 1,
+    "chosen": lambda h: float(len(h.chosen)),
+    "scalar": lambda h: float(h.scalar),
+    "array": lambda h: float(h.array[2]),
+    "settings": lambda h: h.settings.beta,
+    "inner": lambda h: h.settings.Inner.beta,
+    "module": lambda h: h.module.beta,
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_values_are_seen_wherever_people_keep_them(where: str) -> None:
+    trainer, holder, read = Trainer(), Holder(), WHERE[where]
+    holder.module.__file__ = __file__
+    _set(holder, where, 1.0)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return trainer.step(x) * 0 + read(holder)
+
+    runner, found = alone(step), []
+    values = (1.0, 2.0, 1.0, 2.0)
+    for value in values:
+        _set(holder, where, value)
+        found.append(float(runner.run(ONES)))
+    assert found == list(values)
+    assert runner._captures == 2
 
 
 @pytest.mark.parametrize("name", ["optimizer", "model"])

@@ -6,6 +6,7 @@ functions it calls, and are named as the user's code names them.
 
 from __future__ import annotations
 
+import argparse
 import collections
 import dataclasses
 import dis
@@ -420,10 +421,19 @@ def _is_library(filename: str) -> bool:
 
 
 def _is_user_object(value: Any) -> bool:
-    if isinstance(value, types.SimpleNamespace):
+    if isinstance(value, types.SimpleNamespace | argparse.Namespace):
         return True
     if not hasattr(value, "__dict__") or isinstance(value, torch.utils.data.Dataset):
         return False
-    module = sys.modules.get(type(value).__module__)
+    return is_users_class(type(value))
+
+
+def is_users_class(kind: type) -> bool:
+    """Whether a class is of the user's own code."""
+    return kind.__module__ == "__main__" or is_users_module(sys.modules.get(kind.__module__))
+
+
+def is_users_module(module: Any) -> bool:
+    """Whether a module is of the user's own code."""
     file = getattr(module, "__file__", None)
-    return type(value).__module__ == "__main__" or (file is not None and not _is_library(file))
+    return file is not None and not _is_library(file)

@@ -1,0 +1,257 @@
+"""Where Python values are that a step reads besides its batch.
+
+Which of them it reads is told by names: those that code loads which the step can reach. Beside the
+objects in which state is looked for, classes, modules and objects with slots are looked into, since
+people keep settings there.
+"""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.optim import Optimizer
+
+from parallax.graph.discovery import (
+    GlobalName,
+    StepObjects,
+    is_library_code,
+    is_users_class,
+    is_users_module,
+)
+from parallax.graph.user_code import is_internal
+
+_CALLED_UNNAMED = ("forward", "__call__")
+_DEEPEST = 4
+MISSING = object()
+"""What is read where there is no such value now."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a value is, and how the user would name it."""
+
+    name: str
+    source: _Source
+
+    @property
+    def value(self) -> Any:
+        return self.source()
+
+    def put(self, value: Any) -> None:
+        self.source.put(value)
+
+
+# -- Which names are read -----------------------------------------------------------------------
+
+
+def names_read(objects: StepObjects) -> set[str]:
+    """Names that code loads which the step can reach: its functions, and methods by their names."""
+    queue = list(objects.functions)
+    methods = _methods(objects)
+    names: set[str] = set(_CALLED_UNNAMED)
+    seen: set[types.CodeType] = set()
+    while True:
+        while queue:
+            function = queue.pop()
+            if function.__code__ in seen:
+                continue
+            seen.add(function.__code__)
+            names |= _loaded(function.__code__)
+            queue += _called(function)
+        queue = [one for name, one in methods if name in names and one.__code__ not in seen]
+        if not queue:
+            return names
+
+
+def _called(function: types.FunctionType) -> Iterator[types.FunctionType]:
+    for name in function.__code__.co_names:
+        value = function.__globals__.get(name)
+        if isinstance(value, types.FunctionType) and not is_library_code(value.__code__):
+            yield value
+
+
+def _loaded(code: types.CodeType) -> set[str]:
+    """Attributes, globals, and texts, which may be keys."""
+    names = {
+        str(instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER", "LOAD_GLOBAL"))
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, str):
+            names.add(constant)
+        elif isinstance(constant, types.CodeType):
+            names |= _loaded(constant)
+    return names
+
+
+def _methods(objects: StepObjects) -> list[tuple[str, types.FunctionType]]:
+    """Of the user's classes, by name."""
+    holders = [*objects.optimizers.values(), *(value for _, value in objects.containers)]
+    holders += [module for model in objects.models.values() for module in model.modules()]
+    found: list[tuple[str, types.FunctionType]] = []
+    for kind in dict.fromkeys(one for value in holders for one in type(value).__mro__):
+        for name, value in vars(kind).items():
+            function = value.fget if isinstance(value, property) else value
+            function = getattr(function, "__func__", function)
+            if isinstance(function, types.FunctionType) and not is_library_code(function.__code__):
+                found.append((name, function))
+    return found
+
+
+# -- Where values are ---------------------------------------------------------------------------
+
+
+def sites(objects: StepObjects, names: set[str]) -> list[Site]:
+    """Where values of these names are, each once."""
+    found = dict.fromkeys(_in_objects(objects, names))
+    known = {id(container) for _, container in objects.containers}
+    queue = [(site, 0) for site in found]
+    while queue:
+        site, depth = queue.pop()
+        value = site.value
+        if id(value) in known or depth == _DEEPEST or not _has_settings(value):
+            continue
+        known.add(id(value))
+        inner = dict.fromkeys(_members(site.name, value, names))
+        found |= inner
+        queue += [(one, depth + 1) for one in inner]
+    return list(found)
+
+
+def _in_objects(objects: StepObjects, names: set[str]) -> Iterator[Site]:
+    for name, container in objects.containers:
+        if isinstance(container, types.CellType):
+            yield Site(name, _Cell(container))
+        elif isinstance(container, GlobalName):
+            yield Site(name, _Item(container.home, container.name))
+        else:
+            yield from _members(name, container, names)
+    for name, optimizer in objects.optimizers.items():
+        if not is_library_class(type(optimizer)):
+            own = names - vars(Optimizer).keys()
+            yield from _attributes(name, optimizer, {n for n in own if not n.startswith("_")})
+    for root, model in objects.models.items():
+        for path, module in model.named_modules():
+            known = names - {"training"}
+            if is_library_class(type(module)):  # its own code is not read; rates and thresholds
+                known = {key for key, value in vars(module).items() if isinstance(value, float)}
+            label = f"{root}.{path}" if path else root
+            yield from _attributes(label, module, known)
+
+
+def _has_settings(value: Any) -> bool:
+    """Whether a value is looked into that is none of the objects in which state is looked for."""
+    if isinstance(value, type):
+        return is_users_class(value)
+    if isinstance(value, types.ModuleType):
+        file = getattr(value, "__file__", None)
+        return is_users_module(value) and not is_internal(file or "")
+    return isinstance(value, Mapping) or (bool(_slots(type(value))) and is_users_class(type(value)))
+
+
+def _members(name: str, container: Any, names: set[str]) -> Iterator[Site]:
+    if isinstance(container, Mapping):
+        keys = [key for key in container if isinstance(key, str) and key in names]
+        yield from (Site(f"{name}[{key!r}]", _Item(container, key)) for key in keys)
+    elif isinstance(container, type):
+        for key in sorted(names & {key for kind in container.__mro__ for key in vars(kind)}):
+            if not _is_code(value := getattr(container, key, None)) or isinstance(value, type):
+                yield Site(f"{name}.{key}", _Attribute(container, key))
+    elif hasattr(container, "__dict__") or _slots(type(container)):
+        yield from _attributes(name, container, names)
+
+
+def _attributes(name: str, owner: Any, names: set[str]) -> Iterator[Site]:
+    """Plain attributes, of an object or of its class."""
+    own = {*getattr(owner, "__dict__", ()), *_slots(type(owner))}
+    of_class = {key for kind in type(owner).__mro__ for key in vars(kind)} - own
+    for key in sorted(names & {*own, *of_class}):
+        if key in own or _is_plain(getattr(type(owner), key, None)):
+            yield Site(f"{name}.{key}", _Attribute(owner, key))
+
+
+def _slots(kind: type) -> set[str]:
+    found: set[str] = set()
+    for one in kind.__mro__:
+        slots = vars(one).get("__slots__", ())
+        found |= {slots} if isinstance(slots, str) else set(slots)
+    return found - {"__dict__", "__weakref__"}
+
+
+def _is_code(value: Any) -> bool:
+    return callable(value) or hasattr(value, "__get__")
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str | list | tuple)
+
+
+def is_library_class(kind: type) -> bool:
+    """Whether a class is of an installed package."""
+    forward: Any = vars(kind).get("forward") or vars(kind).get("step") or vars(kind).get("__init__")
+    code = getattr(forward, "__code__", None)
+    return code is not None and is_library_code(code)
+
+
+class _Source(Protocol):
+    """Reads a value when called, and writes one without the ways of the user's class."""
+
+    @property
+    def writable(self) -> bool: ...
+    def __call__(self) -> Any: ...
+    def put(self, value: Any) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class _Cell:
+    cell: types.CellType
+    writable: bool = True
+
+    def __call__(self) -> Any:
+        try:
+            return self.cell.cell_contents
+        except ValueError:
+            return MISSING
+
+    def put(self, value: Any) -> None:
+        self.cell.cell_contents = value
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    home: Mapping[Any, Any]
+    key: str
+
+    @property
+    def writable(self) -> bool:
+        return isinstance(self.home, dict)
+
+    def __call__(self) -> Any:
+        return self.home.get(self.key, MISSING)
+
+    def put(self, value: Any) -> None:
+        self.home[self.key] = value  # type: ignore[index]
+
+
+@dataclass(frozen=True, eq=False)
+class _Attribute:
+    owner: Any
+    key: str
+
+    @property
+    def writable(self) -> bool:
+        """A plain attribute of its own, neither of its class nor computed."""
+        own = getattr(self.owner, "__dict__", None)
+        of_class = getattr(type(self.owner), self.key, None)
+        return isinstance(own, dict) and self.key in own and not hasattr(of_class, "__get__")
+
+    def __call__(self) -> Any:
+        return getattr(self.owner, self.key, MISSING)
+
+    def put(self, value: Any) -> None:
+        vars(self.owner)[self.key] = value
