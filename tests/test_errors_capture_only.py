@@ -14,8 +14,6 @@ from torch import nn
 
 from parallax.errors import BatchError
 
-COUNT = 0
-
 
 def prints(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
     print("the loss is", loss)  # here
@@ -29,13 +27,8 @@ def appends_number(log: list[Any], state: dict[str, Any], loss: torch.Tensor) ->
     log.append(loss.item())  # here
 
 
-def counts(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
-    state["steps"] += 1  # here
-
-
-def counts_globally(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
-    global COUNT
-    COUNT += 1  # here
+def toggles(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
+    state["on"] = not state["on"]  # here
 
 
 def writes(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
@@ -51,8 +44,7 @@ ONCE: dict[str, tuple[Callable[..., Any], str]] = {
     "print": (prints, "print runs at capture only"),
     "append": (appends, "changes Python values, which happens at capture only and is undone: log"),
     "append number": (appends_number, "is undone: log"),
-    "counter": (counts, "is undone: state['steps']"),
-    "global": (counts_globally, "is undone: COUNT"),
+    "toggle": (toggles, "is undone: state['on']"),
     "file": (writes, "open runs at capture only"),
     "random": (draws, "draws from Python's random module"),
 }
@@ -65,7 +57,7 @@ def test_what_runs_at_capture_only_is_said_once_with_its_line(
     body, message = ONCE[name]
     model, optimizer = linear()
     log: list[Any] = []
-    state = {"steps": 0}
+    state = {"on": False}
 
     def step(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
@@ -83,7 +75,7 @@ def test_what_runs_at_capture_only_is_said_once_with_its_line(
     assert message in found[0]
     if name != "random":
         assert marked_line(body) in found[0]
-    assert (log, state, COUNT) == ([], {"steps": 0}, 0)
+    assert (log, state) == ([], {"on": False})
     assert capsys.readouterr().out == ""
 
 

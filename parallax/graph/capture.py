@@ -7,6 +7,7 @@ recorded; all state is lifted to inputs. The user's objects are left as they wer
 from __future__ import annotations
 
 import functools
+import logging
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -25,10 +26,11 @@ from parallax.graph.gradient_order import advance_gradients
 from parallax.graph.layouts import copy_before_views
 from parallax.graph.losses import write_softmax_gradients_once
 from parallax.graph.operations import written_inputs
-from parallax.graph.outside import NO_NUMBERS, Numbers, standing_for
+from parallax.graph.outside import NO_NUMBERS, Numbers, changed, standing_for
 from parallax.graph.products import join_products
 from parallax.graph.recording import Recording
 from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
+from parallax.graph.sites import Site
 from parallax.graph.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.snapshot import Snapshot
 from parallax.graph.stacks import stack_in_order
@@ -45,6 +47,8 @@ from parallax.graph.torch_internals import (
 )
 from parallax.graph.user_code import source_line, user_line, user_place
 
+logger = logging.getLogger("parallax")
+
 
 @dataclass
 class _Traced:
@@ -58,6 +62,9 @@ class _Traced:
     constants: dict[str, Any] = field(default_factory=dict)
     calls: tuple[HostCall, ...] = ()
     carried: list[str] = field(default_factory=list)
+    left: dict[str, float] = field(default_factory=dict)
+    counted: list[Site] = field(default_factory=list)
+    """Where the step changed numbers that were no inputs."""
 
 
 def capture(
@@ -173,8 +180,12 @@ def _capture_once(
         for index, item in zip(lifted, items, strict=True):
             values[index] = item.item() if index in python else item
         call_args, call_kwargs = pytree.tree_unflatten(values, batch_spec)
-        with standing_for(free.outside, symbols[len(numbers) :]):
+        outside = symbols[len(numbers) :]
+        others = [site.value for site in free.others]
+        with standing_for(free.outside, outside):
             result = step(*call_args, **call_kwargs)
+            traced.counted = changed(free.others, others)
+            _collect_outside(traced, changed(free.outside, outside))
         _collect(traced, result, before, leaves(objects), recording)
         if not sentinels:
             _note_carried(traced, objects, recording)
@@ -197,7 +208,13 @@ def _capture_once(
     except Exception as error:
         raise _capture_error(error, step) from error
     finally:
-        changed = snapshot.restore()
+        undone = snapshot.restore()
+    if traced.counted:
+        more = free.with_counted(traced.counted)
+        try:
+            return _capture_once(step, objects, args, kwargs, devices, varying, more, sentinels)
+        except Exception:  # what becomes of the number may be more than a symbol can be
+            logger.debug("numbers that the step changes are no inputs", exc_info=True)
     if snapshot.counters:  # which are state, as is known now
         objects.counters.update(snapshot.counters)
         return _capture_once(step, objects, args, kwargs, devices, varying, free, sentinels)
@@ -208,11 +225,11 @@ def _capture_once(
             hint="keep the count in the state of a parameter, or in a group: "
             "self.state[p]['step'] += 1, group['step'] += 1.",
         )
-    if changed:
+    if undone:
         recording.notes.append(
             "the step changes Python values, which happens at capture only and is undone: "
-            + ", ".join(changed[:5])
-            + (" and more" if len(changed) > 5 else "")
+            + ", ".join(undone[:5])
+            + (" and more" if len(undone) > 5 else "")
             + "; return what you need from the step and count outside of it"
         )
     if random.getstate() != generators:
@@ -233,6 +250,7 @@ def _capture_once(
         calls=traced.calls,
         guards=guards,
         outside={site.name: site.source for site in free.outside},
+        left=traced.left,
         sizes=sizes if varying else None,
         notes=recording.notes,
     )
@@ -379,6 +397,15 @@ def _collect_state(traced: _Traced, before: Mapping[str, Leaf], after: Mapping[s
             )
         else:
             traced.constants[name] = leaf.value
+
+
+def _collect_outside(traced: _Traced, sites: Sequence[Site]) -> None:
+    for site in sites:
+        if _is_computed(site.value):
+            traced.flat.append(site.value)
+            traced.outputs.append(GraphOutput("outside", site.name))
+        else:
+            traced.left[site.name] = site.value
 
 
 def _note_carried(traced: _Traced, objects: StepObjects, recording: Recording) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import enum
 import operator
 import types
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,17 @@ class Numbers:
     Args:
         batch: the places of whole numbers in the flat batch.
         outside: where the step reads others.
+        others: where it reads numbers that are none, but for those that it changes itself.
     """
 
     batch: frozenset[int] = frozenset()
     outside: tuple[Site, ...] = ()
+    others: tuple[Site, ...] = ()
+
+    def with_counted(self, counted: Sequence[Site]) -> Numbers:
+        """With these among the inputs, which the step has turned out to change."""
+        others = tuple(site for site in self.others if site not in counted)
+        return Numbers(self.batch, (*self.outside, *counted), others)
 
 
 NO_NUMBERS = Numbers()
@@ -66,6 +73,7 @@ class OutsideValues:
         self._seen: dict[int, set[float]] = {}
         self._constant: set[int] = set()
         self._inputs: dict[int, type] = {}
+        self._counted: set[int] = set()
 
     @property
     def names(self) -> list[str]:
@@ -98,39 +106,70 @@ class OutsideValues:
         """Which numbers are inputs, now that values have changed."""
         self._last = values
         self._inputs.clear()
-        for index, value in enumerate(values):
-            if type(value) not in (int, float) or index in self._constant:
-                continue
-            if not self._sites[index].source.writable:
-                continue
+        for index in self._numbers():
+            value = values[index]
             seen = self._seen.setdefault(index, set())
             if len(seen) < DIFFERENT:
                 seen.add(value)
-            if len(seen) >= DIFFERENT:
+            if len(seen) >= DIFFERENT or index in self._counted:
                 self._inputs[index] = type(value)
 
-    def inputs(self) -> list[Site]:
-        """Where the numbers are that were inputs when values were read last."""
-        return [self._sites[index] for index in self._inputs]
+    def _numbers(self) -> Iterator[int]:
+        """The places of values that can be inputs."""
+        for index, value in enumerate(self._last):
+            number = type(value) in (int, float) and index not in self._constant
+            if number and self._sites[index].source.writable:
+                yield index
 
-    def keep_constant(self) -> None:
-        """A graph could not be made with them as inputs."""
-        self._constant.update(self._inputs)
-        self._inputs.clear()
+    def inputs(self) -> tuple[list[Site], list[Site]]:
+        """Where the numbers are that were inputs when values were read last, and the others."""
+        found: tuple[list[Site], list[Site]] = ([], [])
+        for index in self._numbers():
+            found[index not in self._inputs].append(self._sites[index])
+        return found
+
+    def count(self, names: Collection[str]) -> bool:
+        """Let numbers that a captured step changes be inputs from now on; whether any is new."""
+        found = {index for index, site in enumerate(self._sites) if site.name in names}
+        new = found - self._counted - self._inputs.keys()
+        self._counted |= new
+        self._last = []
+        return bool(new)
+
+    def keep_constant(self) -> list[Site]:
+        """A graph could not be made with them as inputs; those that the step changes stay inputs.
+
+        Returns:
+            Where the others are.
+        """
+        found = self._inputs.keys() - self._counted
+        self._constant |= found
+        self._last = []
+        return [self._sites[index] for index in sorted(found)]
 
 
 @contextlib.contextmanager
 def standing_for(places: Sequence[Site], symbols: Sequence[Any]) -> Iterator[None]:
     """Let symbols be where the numbers are, while the step is captured."""
-    values = [site.value for site in places]
+    values = [place.value for place in places]
     try:
-        for site, symbol in zip(places, symbols, strict=True):
-            site.put(symbol)
+        for place, symbol in zip(places, symbols, strict=True):
+            place.put(symbol)
         yield
     finally:
-        for site, value in zip(places, values, strict=True):
-            if isinstance(site.value, torch.SymInt | torch.SymFloat):
-                site.put(value)
+        for place, value in zip(places, values, strict=True):
+            place.put(value)
+
+
+def changed(places: Sequence[Site], values: Sequence[Any]) -> list[Site]:
+    """Where there is another number than this now."""
+    return [
+        place
+        for place, value in zip(places, values, strict=True)
+        if (now := place.value) is not value
+        and (isinstance(now, torch.SymInt | torch.SymFloat) or type(now) in (int, float))
+        and not (type(now) is type(value) and type(now) in (int, float) and now == value)
+    ]
 
 
 def _told(value: Any, depth: int = 0) -> Hashable:

@@ -35,7 +35,7 @@ class Site:
     """Where a value is, and how the user would name it."""
 
     name: str
-    source: _Source
+    source: Source
 
     @property
     def value(self) -> Any:
@@ -198,7 +198,7 @@ def is_library_class(kind: type) -> bool:
     return code is not None and is_library_code(code)
 
 
-class _Source(Protocol):
+class Source(Protocol):
     """Reads a value when called, and writes one without the ways of the user's class."""
 
     @property

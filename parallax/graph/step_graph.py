@@ -10,10 +10,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.graph.scalars import ScalarGuard
+from parallax.graph.sites import Source
 from parallax.graph.sizes import BatchSizes
 
 InputKind = Literal["state", "number", "batch", "outside", "shard"]
-OutputKind = Literal["return", "state", "call"]
+OutputKind = Literal["return", "state", "call", "outside"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class GraphOutput:
-    """One output: part of the return value, a new value of a state leaf, or a call's argument."""
+    """One output: part of the return value, a new value of a state leaf, a call's argument, or a
+    number that the step leaves elsewhere."""
 
     kind: OutputKind
     name: str = ""
@@ -87,8 +89,10 @@ class StepGraph:
     """New values of state leaves that do not depend on any input (a counter's first value)."""
     calls: tuple[HostCall, ...] = ()
     guards: tuple[ScalarGuard, ...] = ()
-    outside: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
-    """How numbers are read that the step takes from elsewhere, by the inputs' names."""
+    outside: Mapping[str, Source] = field(default_factory=dict)
+    """Where numbers are read and left that the step takes from elsewhere, by the inputs' names."""
+    left: Mapping[str, float] = field(default_factory=dict)
+    """Of these, the numbers that do not depend on any input."""
     sizes: BatchSizes | None = None
     """What is known of sizes that may vary; None if the graph is for one batch shape only."""
     notes: list[str] = field(default_factory=list)

@@ -36,9 +36,34 @@ def check_agreement(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
         for item, node in zip(step.inputs, inputs, strict=True)
         if item.kind == "state"
     }
-    local: set[Node] = {
-        node for item, node in zip(step.inputs, inputs, strict=True) if item.kind == "batch"
-    }
+    pairs = list(zip(step.inputs, inputs, strict=True))
+    given = {node for item, node in pairs if item.kind == "batch"}
+    outside = {item.name: node for item, node in pairs if item.kind == "outside"}
+    while True:
+        local = _local(step, leaves, names, given)
+        # What this step leaves of its batch in a number, the next one reads.
+        left = {outside[name] for name, value in _left(step) if value in local} - given
+        if not left:
+            break
+        given |= left
+    _check_outputs(step, leaves, local)
+
+
+def _left(step: StepGraph) -> list[tuple[str, Any]]:
+    values: Any = next(node for node in step.graph.nodes if node.op == "output").args[0]
+    pairs = zip(step.outputs, values, strict=True)
+    return [(output.name, value) for output, value in pairs if output.kind == "outside"]
+
+
+def _local(
+    step: StepGraph, leaves: Mapping[str, Leaf], names: Mapping[Node, str], given: set[Node]
+) -> set[Node]:
+    """What follows from these inputs, or from random numbers.
+
+    Raises:
+        VariableError: a parameter or a slot is changed by it.
+    """
+    local = set(given)
     base: dict[Node, Node] = {}
     for node in step.graph.nodes:
         if node.op != "call_function":
@@ -64,7 +89,7 @@ def check_agreement(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
             leaf = leaves.get(name) if name is not None else None
             if leaf is not None and (leaf.kind == "slot" or _is_trained(leaf)):
                 raise _error(leaf, node)
-    _check_outputs(step, leaves, local)
+    return local
 
 
 def _is_trained(leaf: Leaf) -> bool:

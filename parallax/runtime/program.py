@@ -58,7 +58,10 @@ class Program:
 
     def _bind(self) -> None:
         state = self._state
-        readers = {"shard": state.view_reader, "outside": self.step.outside.__getitem__}
+        readers: dict[str, Callable[[str], Callable[[], Any]]] = {
+            "shard": state.view_reader,
+            "outside": self.step.outside.__getitem__,
+        }
         self._readers = [
             readers.get(item.kind, state.reader)(item.name)
             for item in self.step.inputs
@@ -157,6 +160,10 @@ class Program:
                 computed.append(value)
             elif output.kind == "state":
                 state[output.name] = value
+            elif output.kind == "outside":
+                step.outside[output.name].put(value)
+        for name, number in step.left.items():
+            step.outside[name].put(number)
         created = False
         for name, place in step.new_leaves.items():  # in the order in which the step made them
             created |= name not in self._state.leaves

@@ -238,11 +238,12 @@ class Runner:
             try:
                 program = self._prepare(batch, named, varying, numbers)
             except Exception:
-                if numbers == NO_NUMBERS:
+                if not self._signatures.keep_constant(signature):
                     raise
                 logger.debug("the step is captured for these numbers alone", exc_info=True)
-                self._signatures.keep_constant(signature)
                 return self._program(batch, named)
+            if self._signatures.count(program.step.outside):
+                signature, flat = self._signatures.read(batch, named)
             self._programs.add(signature, program, varying)
         self._last = program
         return program, signature, flat

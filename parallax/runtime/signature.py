@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -106,23 +106,31 @@ class SignatureReader:
         """Numbers that are inputs of the graph for the call that was read last."""
         batch: Any = signature[_BATCH]
         own = frozenset(index for index, item in enumerate(batch) if item is int)
-        return Numbers(own, tuple(self._outside.inputs()))
+        return Numbers(own, *map(tuple, self._outside.inputs()))
 
-    def keep_constant(self, signature: Signature) -> None:
-        """What were inputs for a call that could not be captured are constants from now on, and
-        the call has another signature."""
-        numbers = self.numbers(signature)
-        self._numbers.keep_constant(signature[STRUCTURE])
-        self._outside.keep_constant()
-        names = [site.name for site in numbers.outside]
-        if numbers.batch:
+    def count(self, names: Collection[str]) -> bool:
+        """Let numbers that a captured step changes be inputs from now on; whether the call has
+        another signature by that."""
+        return self._outside.count(names)
+
+    def keep_constant(self, signature: Signature) -> bool:
+        """What were inputs for a call that could not be captured are constants from now on.
+
+        Returns:
+            Whether there was any: the call has another signature then.
+        """
+        names = [site.name for site in self._outside.keep_constant()]
+        if self.numbers(signature).batch:
+            self._numbers.keep_constant(signature[STRUCTURE])
             names.append("a whole number of the batch")
-        logger.warning(
-            "%s: %d values were seen, and the step cannot be captured with a number that varies; "
-            "it is captured anew for each value: pass a float or a tensor, or choose outside",
-            ", ".join(names),
-            DIFFERENT,
-        )
+        if names:
+            logger.warning(
+                "%s: %d values were seen, and the step cannot be captured with a number that "
+                "varies; it is captured anew for each: pass a float or a tensor, or choose outside",
+                ", ".join(names),
+                DIFFERENT,
+            )
+        return bool(names)
 
     def rates(self) -> int:
         """A hash of the numbers in the optimizers' groups, learning rates above all. Digits that

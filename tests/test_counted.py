@@ -1,0 +1,70 @@
+"""Numbers that a step changes are changed by it, as on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import counted
+import pytest
+import torch
+from errors_help import alone, linear, rows, warnings_of_parallax
+from pool import Pool
+
+COUNT = 0
+
+
+@pytest.mark.parametrize(("size", "builder"), [(1, "HYBRID"), (2, "HYBRID"), (2, "AR")])
+def test_delayed_updates(pool: Pool, size: int, builder: str) -> None:
+    for found in pool.run(size, counted.compare, builder):
+        assert found["parameters"] < 1e-10, found
+        assert found["numbers"], "numbers differ from those of one device"
+        assert found["captures"] <= 6
+
+
+def test_a_number_of_this_workers_losses_changes_no_parameters(pool: Pool) -> None:
+    for problem in pool.run(2, counted.refused):
+        assert "VariableError" in problem
+        assert "critic" in problem
+
+
+def test_globals_cells_and_entries() -> None:
+    model, optimizer = linear()
+    cell, settings = 0, {"deep": {"count": 10}}
+
+    def step(x: torch.Tensor) -> Any:
+        global COUNT
+        nonlocal cell
+        COUNT += 1
+        cell = cell + 2
+        settings["deep"]["count"] -= 1
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+        return COUNT, cell * 1.0
+
+    runner = alone(step)
+    with warnings_of_parallax() as said:
+        found = [runner.run(rows(4)) for _ in range(5)]
+    assert not said
+    assert found == [(number, 2.0 * number) for number in range(1, 6)]
+    assert (COUNT, cell, settings["deep"]["count"]) == (5, 10, 5)
+    assert runner._captures == 1
+
+
+def test_numbers_that_cannot_be_symbols_stay_constants() -> None:
+    model, optimizer = linear()
+    names: dict[str, Any] = {"count": 0, "text": ""}
+
+    def step(x: torch.Tensor) -> None:
+        names["count"] += 1
+        names["text"] = f"{names['count']:04d}"
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    runner = alone(step)
+    with warnings_of_parallax() as said:
+        runner.run(rows(4))
+    assert names == {"count": 0, "text": ""}
+    assert len(said) == 1
+    assert "is undone: names['count']" in said[0]
