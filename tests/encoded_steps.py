@@ -130,13 +130,14 @@ def _buckets(
     dtype: torch.dtype,
     by_host: bool = False,
     buckets: Sequence[int] = (0, 0, 0, 0),
+    average: bool = False,
 ) -> tuple[Buckets, EncodedBuckets, StepControl]:
     """Buckets of gradients without a graph."""
     control = StepControl(world, 1)
     pool = EncodedBuckets(world, control)
     given = tuple(sorted(options.items()))
     entries = tuple(
-        BucketEntry(f"v{i}", shape, dtype, False, bucket, by_host, 1, encoder, given)
+        BucketEntry(f"v{i}", shape, dtype, average, bucket, by_host, 1, encoder, given)
         for i, (shape, bucket) in enumerate(zip(SHAPES, buckets, strict=True))
     )
     return Buckets(BucketsSpec(entries), world, control, pool), pool, control
@@ -146,28 +147,38 @@ SHAPES = ((40, 30), (7,), (3, 500, 2), (2000,))
 
 
 def owed(
-    world: World, encoder: str, options: Options, steps: int, by_host: bool = False
+    world: World,
+    encoder: str,
+    options: Options,
+    steps: int,
+    by_host: bool = False,
+    uneven: bool = False,
 ) -> dict[str, float]:
-    """Sum random gradients in float64.
+    """Sum random gradients in float64; or take their means over batches of very different sizes.
 
     Returns:
         By how much all that was decoded, and all residuals, differ from all gradients; how large
         the residuals are, beside one step's gradients and beside all of them; and how much of the
         sum of all steps is missing.
     """
-    buckets, pool, control = _buckets(world, encoder, options, torch.float64, by_host)
+    buckets, pool, control = _buckets(
+        world, encoder, options, torch.float64, by_host, average=uneven
+    )
     generators = [torch.Generator().manual_seed(17 + rank) for rank in range(world.size)]
     means = [torch.randn(s, generator=generators[0], dtype=torch.float64) / 4 for s in SHAPES]
     total = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     decoded = [torch.zeros(shape, dtype=torch.float64) for shape in SHAPES]
     for number in range(steps):
-        control.begin(Step.of(1, number, 1))
+        rows = [(7 * number + 3 * w) % 5 ** (1 + number % 3) for w in range(world.size)]
+        rows[number % world.size] += 1
+        control.begin(Step.of(1, number, rows[world.rank] if uneven else 1))
         by_worker = [
             [m + torch.randn(m.shape, generator=g, dtype=torch.float64) for m in means]
             for g in generators
         ]
         for sums, parts in zip(total, zip(*by_worker, strict=True), strict=True):
-            sums += sum(parts)
+            shares = [count / sum(rows) if uneven else 1 for count in rows]
+            sums += sum(share * part for share, part in zip(shares, parts, strict=True))
         _put(buckets, by_worker[world.rank])
         for sums, gradient in zip(decoded, buckets.wait(), strict=True):
             sums += gradient

@@ -342,3 +342,11 @@ def test_a_forecast_is_what_the_plan_says_and_leaves_the_step() -> None:
     assert text(analysis.step) == before
     items = timeline(rewrite(analysis, strategy, 0, 4), variables, strategy)
     assert forecast == predict(items, variables, strategy, SLOW, speed)
+
+
+def test_the_base_of_an_encoded_strategy_by_its_name() -> None:
+    assert Encoded("bf16", "zero").title == Encoded("bf16", BUILDERS["ZeRO"]()).title
+    with pytest.raises(ConfigError, match="no strategy builder 'Zerro'"):
+        Encoded("bf16", "Zerro")
+    with pytest.raises(ConfigError, match="a strategy builder or its name, found type"):
+        Encoded("bf16", BUILDERS["ZeRO"])  # type: ignore[arg-type]

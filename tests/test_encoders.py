@@ -286,6 +286,13 @@ def test_what_is_not_sent_is_owed_and_paid(pool: Pool) -> None:
         assert many["missing"] < 0.35 * few["missing"], (name, few, many)
 
 
+@pytest.mark.parametrize("count", [5, 12])
+def test_what_is_owed_keeps_its_worth_when_batches_differ(pool: Pool, count: int) -> None:
+    for name, options in LOSSY:
+        for found in pool.run(3, steps.owed, name, options, count, False, True):
+            assert found["difference"] < 1e-10, name
+
+
 @pytest.mark.parametrize(
     ("name", "hosts"), [("int8", HOSTS[0]), ("topk", HOSTS[1]), ("powersgd", HOSTS[0])]
 )

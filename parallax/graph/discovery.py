@@ -198,6 +198,11 @@ class _Walker:
             self._keep(value)
             self._contain(name, value)
             return self._visit_members(name, value, depth)
+        if _is_user_object(value):  # which is called: what its code reads is looked for as well
+            self._keep(value)
+            self._contain(name, value)
+            self.visit_callable(type(value).__dict__.get("__call__"), depth + 1)
+            return self._visit_members(name, value, depth)
         return False
 
     def _visit_attributes(self, name: str, owner: torch.nn.Module | Optimizer) -> None:

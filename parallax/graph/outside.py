@@ -9,8 +9,10 @@ code loads which the step can reach.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import enum
+import itertools
 import operator
 import types
 from collections.abc import Collection, Hashable, Iterator, Sequence
@@ -23,14 +25,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from parallax.errors import UnsupportedError
-from parallax.graph.discovery import StepObjects
-from parallax.graph.sites import MISSING, Site, names_read, sites
+from parallax.graph.discovery import GlobalName, StepObjects
+from parallax.graph.sites import MISSING, Site, has_settings, reached_code, sites
 
 DIFFERENT = 3
 """Values of a number with which it becomes an input of graphs."""
 
-_DEEPEST, _ITEMS, _BYTES = 4, 64, 4096
-"""Of lists in lists, of the items of each, and of an array, how much is looked at."""
+_DEEPEST, _ITEMS, _BYTES, _SIZED = 4, 64, 4096, 256
+"""Of lists in lists, of the items of each, of an array, and of containers for another size, how
+much is looked at."""
 _PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device)
 _CALLABLE = (types.FunctionType, types.BuiltinFunctionType, type)
 
@@ -62,18 +65,42 @@ class OutsideValues:
     """The values of one step, read anew before each call."""
 
     def __init__(self, objects: StepObjects) -> None:
-        self._sites = sites(objects, names_read(objects))
-        self._owned = {
-            index: (site, value)
-            for index, site in enumerate(self._sites)
-            if isinstance(value := site.value, torch.nn.Module | Optimizer | LRScheduler)
-        }
+        self._objects = objects
+        self._seen: dict[str, set[float]] = {}
+        self._constant: set[str] = set()
+        self._counted: set[str] = set()
+        self._first: dict[str, Any] = {}
+        self._sites: list[Site] = []
+        self._build()
+
+    def _build(self) -> None:
+        """Look for the sites, now that there may be others."""
+        self._homes: list[tuple[int, Any]] = []
+        while True:  # for what is found may have methods that read more
+            homes = [home for _, home in self._homes]
+            self._sites = sites(self._objects, reached_code(self._objects, homes))
+            values = [site.value for site in self._sites]
+            self._homes = [(i, value) for i, value in enumerate(values) if has_settings(value)]
+            if len(self._homes) <= len(homes):
+                break
         self._getters = [site.source for site in self._sites]
         self._last: list[Any] = []
-        self._seen: dict[int, set[float]] = {}
-        self._constant: set[int] = set()
         self._inputs: dict[int, type] = {}
-        self._counted: set[int] = set()
+        self._owned = [
+            (index, self._first.setdefault(self._sites[index].name, value))
+            for index, value in enumerate(values)
+            if isinstance(value, torch.nn.Module | Optimizer | LRScheduler)
+            and not has_settings(value)
+        ]
+        self._sized = [(one, len(one)) for _, one in self._objects.containers if _is_dict(one)]
+        self._sized += [
+            (vars(one), len(vars(one)))
+            for _, one in self._objects.containers
+            if not isinstance(one, types.CellType | GlobalName) and hasattr(one, "__dict__")
+        ]
+        del self._sized[_SIZED:]
+        self.version = hash(tuple(self.names))
+        """Of the list of sites."""
 
     @property
     def names(self) -> list[str]:
@@ -88,64 +115,77 @@ class OutsideValues:
             UnsupportedError: a model, an optimizer or a scheduler is another one than at first.
         """
         values = [get() for get in self._getters]
-        for index, (site, first) in self._owned.items():
+        if any(values[index] is not home for index, home in self._homes) or any(
+            len(one) != size for one, size in self._sized
+        ):
+            self._build()
+            values = [get() for get in self._getters]
+        for index, first in self._owned:
             if values[index] is not first:
                 raise UnsupportedError(
-                    f"{site.name!r} is another {type(first).__name__} than in the first step.",
+                    f"{self._sites[index].name!r} is another {type(first).__name__} than in the "
+                    "first step.",
                     hint="change it in place (its parameter groups, load_state_dict()), or make "
                     "another runner for what comes then.",
                 )
         if any(map(operator.is_not, values, self._last)) or not self._last:
             self._look(values)
-        told = [_told(value) for value in values]
+        told: list[Hashable] = [_told(value) for value in values]
+        for index, home in self._homes:
+            if told[index] is MISSING:
+                told[index] = type(home)
         for index, kind in self._inputs.items():
-            told[index] = kind
+            told[index] = (kind, id(self._sites[index].source.home))
         return tuple(told)
 
     def _look(self, values: list[Any]) -> None:
         """Which numbers are inputs, now that values have changed."""
         self._last = values
         self._inputs.clear()
-        for index in self._numbers():
-            value = values[index]
-            seen = self._seen.setdefault(index, set())
+        for index, name in self._numbers():
+            seen = self._seen.setdefault(name, set())
             if len(seen) < DIFFERENT:
-                seen.add(value)
-            if len(seen) >= DIFFERENT or index in self._counted:
-                self._inputs[index] = type(value)
+                seen.add(values[index])
+            if len(seen) >= DIFFERENT or name in self._counted:
+                self._inputs[index] = type(values[index])
 
-    def _numbers(self) -> Iterator[int]:
-        """The places of values that can be inputs."""
+    def _numbers(self) -> Iterator[tuple[int, str]]:
+        """The places and names of values that can be inputs."""
         for index, value in enumerate(self._last):
-            number = type(value) in (int, float) and index not in self._constant
-            if number and self._sites[index].source.writable:
-                yield index
+            site = self._sites[index]
+            number = type(value) in (int, float) and site.name not in self._constant
+            if number and site.source.writable:
+                yield index, site.name
 
     def inputs(self) -> tuple[list[Site], list[Site]]:
         """Where the numbers are that were inputs when values were read last, and the others."""
         found: tuple[list[Site], list[Site]] = ([], [])
-        for index in self._numbers():
+        for index, _ in self._numbers():
             found[index not in self._inputs].append(self._sites[index])
         return found
 
     def count(self, names: Collection[str]) -> bool:
         """Let numbers that a captured step changes be inputs from now on; whether any is new."""
-        found = {index for index, site in enumerate(self._sites) if site.name in names}
-        new = found - self._counted - self._inputs.keys()
+        inputs = {self._sites[index].name for index in self._inputs}
+        new = set(names) - self._counted - inputs
         self._counted |= new
         self._last = []
         return bool(new)
 
-    def keep_constant(self) -> list[Site]:
+    def keep_constant(self) -> list[str]:
         """A graph could not be made with them as inputs; those that the step changes stay inputs.
 
         Returns:
-            Where the others are.
+            The names of the others.
         """
-        found = self._inputs.keys() - self._counted
+        found = {self._sites[index].name for index in self._inputs} - self._counted
         self._constant |= found
         self._last = []
-        return [self._sites[index] for index in sorted(found)]
+        return sorted(found)
+
+
+def _is_dict(container: Any) -> bool:
+    return isinstance(container, dict)
 
 
 @contextlib.contextmanager
@@ -176,8 +216,8 @@ def _told(value: Any, depth: int = 0) -> Hashable:
     """What counts of a value: all of plain ones and functions, the items of lists and arrays."""
     if value is None or isinstance(value, _PLAIN):
         return value
-    if isinstance(value, list | tuple) and depth < _DEEPEST:
-        items = tuple([_told(item, depth + 1) for item in value[:_ITEMS]])
+    if isinstance(value, list | tuple | collections.deque) and depth < _DEEPEST:
+        items = tuple([_told(item, depth + 1) for item in itertools.islice(value, _ITEMS)])
         return MISSING if MISSING in items else (type(value), len(value), items)
     if isinstance(value, set | frozenset) and len(value) <= _ITEMS:
         return frozenset([_told(item, _DEEPEST) for item in value])

@@ -7,13 +7,17 @@ people keep settings there.
 
 from __future__ import annotations
 
+import argparse
 import dis
+import inspect
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from parallax.graph.discovery import (
     GlobalName,
@@ -26,6 +30,9 @@ from parallax.graph.user_code import is_internal
 
 _CALLED_UNNAMED = ("forward", "__call__")
 _DEEPEST = 4
+_GOES_THROUGH = {"items", "values"}
+_COUNTS, _RATES = {"last_epoch", "_step_count"}, {"get_last_lr", "_last_lr"}
+"""What schedulers of torch change."""
 MISSING = object()
 """What is read where there is no such value now."""
 
@@ -48,30 +55,45 @@ class Site:
 # -- Which names are read -----------------------------------------------------------------------
 
 
-def names_read(objects: StepObjects) -> set[str]:
-    """Names that code loads which the step can reach: its functions, and methods by their names."""
+@dataclass(frozen=True)
+class Code:
+    """What the step can reach.
+
+    Args:
+        functions: its functions, and methods by their names.
+        names: those that they load.
+    """
+
+    functions: tuple[types.FunctionType, ...]
+    names: set[str]
+
+
+def reached_code(objects: StepObjects, others: Sequence[Any] = ()) -> Code:
+    """The code that the step can reach, methods of other objects included."""
     queue = list(objects.functions)
-    methods = _methods(objects)
+    methods = _methods(objects, others)
     names: set[str] = set(_CALLED_UNNAMED)
-    seen: set[types.CodeType] = set()
+    seen: dict[types.CodeType, types.FunctionType] = {}
     while True:
         while queue:
             function = queue.pop()
             if function.__code__ in seen:
                 continue
-            seen.add(function.__code__)
+            seen[function.__code__] = function
             names |= _loaded(function.__code__)
             queue += _called(function)
         queue = [one for name, one in methods if name in names and one.__code__ not in seen]
         if not queue:
-            return names
+            return Code(tuple(seen.values()), names)
 
 
 def _called(function: types.FunctionType) -> Iterator[types.FunctionType]:
     for name in function.__code__.co_names:
-        value = function.__globals__.get(name)
+        value = inspect.unwrap(v) if callable(v := function.__globals__.get(name)) else None
         if isinstance(value, types.FunctionType) and not is_library_code(value.__code__):
             yield value
+        elif isinstance(value, type) and is_users_class(value):
+            yield from (one for _, one in _methods_of(value))
 
 
 def _loaded(code: types.CodeType) -> set[str]:
@@ -89,38 +111,66 @@ def _loaded(code: types.CodeType) -> set[str]:
     return names
 
 
-def _methods(objects: StepObjects) -> list[tuple[str, types.FunctionType]]:
+def _methods(objects: StepObjects, others: Sequence[Any]) -> list[tuple[str, types.FunctionType]]:
     """Of the user's classes, by name."""
-    holders = [*objects.optimizers.values(), *(value for _, value in objects.containers)]
+    holders = [*others, *objects.optimizers.values(), *objects.schedulers.values()]
+    holders += [value for _, value in objects.containers]
     holders += [module for model in objects.models.values() for module in model.modules()]
-    found: list[tuple[str, types.FunctionType]] = []
-    for kind in dict.fromkeys(one for value in holders for one in type(value).__mro__):
-        for name, value in vars(kind).items():
-            function = value.fget if isinstance(value, property) else value
-            function = getattr(function, "__func__", function)
-            if isinstance(function, types.FunctionType) and not is_library_code(function.__code__):
-                found.append((name, function))
-    return found
+    kinds = dict.fromkeys(one for value in holders for one in type(value).__mro__)
+    return [found for kind in kinds for found in _methods_of(kind)]
+
+
+def _methods_of(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
+    """Of the user's, what decorators wrap and what properties call included."""
+    for name, value in vars(kind).items():
+        function = value.fget if isinstance(value, property) else value
+        function = getattr(function, "__func__", getattr(function, "func", function))
+        function = inspect.unwrap(function) if callable(function) else None
+        if isinstance(function, types.FunctionType) and not is_library_code(function.__code__):
+            yield name, function
 
 
 # -- Where values are ---------------------------------------------------------------------------
 
 
-def sites(objects: StepObjects, names: set[str]) -> list[Site]:
-    """Where values of these names are, each once."""
-    found = dict.fromkeys(_in_objects(objects, names))
+def sites(objects: StepObjects, code: Code) -> list[Site]:
+    """Where the values are that code reads, each once."""
+    names = code.names
+    found = dict.fromkeys((*_in_objects(objects, names), *_in_functions(code)))
     known = {id(container) for _, container in objects.containers}
     queue = [(site, 0) for site in found]
     while queue:
         site, depth = queue.pop()
         value = site.value
-        if id(value) in known or depth == _DEEPEST or not _has_settings(value):
+        if id(value) in known or depth == _DEEPEST or not has_settings(value):
             continue
         known.add(id(value))
         inner = dict.fromkeys(_members(site.name, value, names))
         found |= inner
         queue += [(one, depth + 1) for one in inner]
     return list(found)
+
+
+def _in_functions(code: Code) -> Iterator[Site]:
+    """Globals and closure cells of methods, which discovery does not go through."""
+    for function in code.functions:
+        for name in _globals_of(function.__code__):
+            if name in function.__globals__:
+                yield Site(name, _Item(function.__globals__, name))
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        yield from (Site(name, _Cell(cell)) for name, cell in cells)
+
+
+def _globals_of(code: types.CodeType) -> set[str]:
+    found = {
+        str(instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME")
+    }
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            found |= _globals_of(constant)
+    return found
 
 
 def _in_objects(objects: StepObjects, names: set[str]) -> Iterator[Site]:
@@ -135,33 +185,51 @@ def _in_objects(objects: StepObjects, names: set[str]) -> Iterator[Site]:
         if not is_library_class(type(optimizer)):
             own = names - vars(Optimizer).keys()
             yield from _attributes(name, optimizer, {n for n in own if not n.startswith("_")})
+    for name, scheduler in objects.schedulers.items():
+        own = names if not is_library_class(type(scheduler)) else names & _COUNTS
+        yield from _attributes(name, scheduler, {n for n in own if n in _COUNTS or n[0] != "_"})
+        if names & _RATES:
+            rates = _Attribute(scheduler, "_last_lr")
+            count = len(rates() if isinstance(rates(), list) else ())
+            yield from (Site(f"{name}.get_last_lr()[{i}]", _Part(rates, i)) for i in range(count))
     for root, model in objects.models.items():
         for path, module in model.named_modules():
-            known = names - {"training"}
-            if is_library_class(type(module)):  # its own code is not read; rates and thresholds
-                known = {key for key, value in vars(module).items() if isinstance(value, float)}
-            label = f"{root}.{path}" if path else root
-            yield from _attributes(label, module, known)
+            yield from _settings_of(f"{root}.{path}" if path else root, module, names)
 
 
-def _has_settings(value: Any) -> bool:
+def _settings_of(name: str, module: torch.nn.Module, names: set[str]) -> Iterator[Site]:
+    known = names - {"training"}
+    if is_library_class(type(module)):  # its own code is not read; rates and thresholds
+        known = {key for key, value in vars(module).items() if isinstance(value, float)}
+    yield from _attributes(name, module, known)
+
+
+def has_settings(value: Any) -> bool:
     """Whether a value is looked into that is none of the objects in which state is looked for."""
     if isinstance(value, type):
         return is_users_class(value)
     if isinstance(value, types.ModuleType):
         file = getattr(value, "__file__", None)
         return is_users_module(value) and not is_internal(file or "")
-    return isinstance(value, Mapping) or (bool(_slots(type(value))) and is_users_class(type(value)))
+    if isinstance(value, Mapping | types.SimpleNamespace | argparse.Namespace):
+        return True
+    if isinstance(value, torch.nn.Module):  # a criterion
+        return not any(True for _ in (*value.parameters(), *value.buffers()))
+    is_torchs = isinstance(value, Optimizer | LRScheduler | torch.Tensor)
+    return not is_torchs and is_users_class(type(value))
 
 
 def _members(name: str, container: Any, names: set[str]) -> Iterator[Site]:
     if isinstance(container, Mapping):
-        keys = [key for key in container if isinstance(key, str) and key in names]
+        whole = names & _GOES_THROUGH and name.rpartition(".")[2] in names
+        keys = [key for key in container if isinstance(key, str) and (whole or key in names)]
         yield from (Site(f"{name}[{key!r}]", _Item(container, key)) for key in keys)
     elif isinstance(container, type):
         for key in sorted(names & {key for kind in container.__mro__ for key in vars(kind)}):
             if not _is_code(value := getattr(container, key, None)) or isinstance(value, type):
                 yield Site(f"{name}.{key}", _Attribute(container, key))
+    elif isinstance(container, torch.nn.Module):
+        yield from _settings_of(name, container, names)
     elif hasattr(container, "__dict__") or _slots(type(container)):
         yield from _attributes(name, container, names)
 
@@ -203,6 +271,8 @@ class Source(Protocol):
 
     @property
     def writable(self) -> bool: ...
+    @property
+    def home(self) -> Any: ...
     def __call__(self) -> Any: ...
     def put(self, value: Any) -> None: ...
 
@@ -211,6 +281,10 @@ class Source(Protocol):
 class _Cell:
     cell: types.CellType
     writable: bool = True
+
+    @property
+    def home(self) -> Any:
+        return self.cell
 
     def __call__(self) -> Any:
         try:
@@ -239,9 +313,37 @@ class _Item:
 
 
 @dataclass(frozen=True, eq=False)
+class _Part:
+    """An item of a list that is somewhere."""
+
+    of: Source
+    index: int
+
+    @property
+    def home(self) -> Any:
+        return self.of.home
+
+    @property
+    def writable(self) -> bool:
+        return isinstance(self.of(), list)
+
+    def __call__(self) -> Any:
+        items = self.of()
+        is_there = isinstance(items, list) and self.index < len(items)
+        return items[self.index] if is_there else MISSING
+
+    def put(self, value: Any) -> None:
+        self.of()[self.index] = value
+
+
+@dataclass(frozen=True, eq=False)
 class _Attribute:
     owner: Any
     key: str
+
+    @property
+    def home(self) -> Any:
+        return self.owner
 
     @property
     def writable(self) -> bool:

@@ -48,6 +48,7 @@ def prepared(
                 )
         for scheduler in objects.schedulers.values():
             scheduler.step = _recorder(scheduler, recording)  # type: ignore[method-assign]
+            scheduler.get_last_lr = _reader(scheduler, recording)  # type: ignore[method-assign]
         stack.enter_context(mark_returned(tensors, recording))
         stack.enter_context(mark_assigned(tensors, recording))
         stack.enter_context(_watch_zero_grad(recording))
@@ -91,6 +92,22 @@ def _recorder(scheduler: Any, recording: Recording) -> Callable[..., None]:
         recording.calls.append((bound, before, args, kwargs))
 
     return step
+
+
+def _reader(scheduler: Any, recording: Recording) -> Callable[..., Any]:
+    """``get_last_lr``, which is of before a step of the scheduler that the step has made: that is
+    taken when the graph has run."""
+    original = type(scheduler).get_last_lr.__get__(scheduler)
+
+    def get_last_lr() -> Any:
+        if any(getattr(call[0], "__self__", None) is scheduler for call in recording.calls):
+            recording.notes.append(
+                "get_last_lr() after the scheduler's step in the training step gives the rate of "
+                f"before it: read it first, or outside ({user_line()})"
+            )
+        return original()
+
+    return get_last_lr
 
 
 @contextlib.contextmanager

@@ -119,7 +119,7 @@ class SignatureReader:
         Returns:
             Whether there was any: the call has another signature then.
         """
-        names = [site.name for site in self._outside.keep_constant()]
+        names = self._outside.keep_constant()
         if self.numbers(signature).batch:
             self._numbers.keep_constant(signature[STRUCTURE])
             names.append("a whole number of the batch")
@@ -150,7 +150,7 @@ class SignatureReader:
     def _read_outside(self) -> tuple[Hashable, ...]:
         """Python values that the step reads besides its batch."""
         values = self._outside.read()
-        if values != self._last and self._last:
+        if values != self._last and len(values) == len(self._last):
             self._changes += 1
             if self._changes == MANY_CHANGES:
                 pairs = zip(self._outside.names, self._last, values, strict=True)
@@ -162,7 +162,7 @@ class SignatureReader:
                     MANY_CHANGES,
                 )
         self._last = values
-        return values
+        return (self._outside.version, values)
 
     def _optimizer_part(self) -> Hashable:
         parts: list[Hashable] = []

@@ -43,7 +43,7 @@ class OneBit(BlockEncoder):
         torch.div(values.clamp(min=0.0).sum(1), above.clamp(min=1.0), out=means[:, 0])
         below = (self.block - above).clamp_(min=1.0)
         torch.div(values.clamp(max=0.0).sum(1), below, out=means[:, 1])
-        weights = 2.0 ** torch.arange(BITS, device=values.device)
+        weights = 2.0 ** torch.arange(BITS, dtype=signs.dtype, device=values.device)
         bits.copy_(torch.mv(signs.view(-1, BITS), weights).view(bits.shape))
 
     def decode(self, fields: Sequence[torch.Tensor], out: torch.Tensor) -> None:

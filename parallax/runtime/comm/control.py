@@ -14,6 +14,7 @@ import torch
 
 from parallax.errors import BatchError, DisagreementError, RowIdError
 from parallax.runtime.comm.id_messages import IdsUnderWay, Room
+from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
 
 INTEGERS = 3
@@ -82,11 +83,36 @@ class StepControl:
         self.step = Step(0, self.usual_weight)
         self.total = self.weight * world.size
         self._rooms: dict[tuple[str, int], Room] = {}
+        self._weighs_early = False
+        self._rows: torch.Tensor | None = None
+        self._rows_pending: Pending | None = None
 
     def begin(self, step: Step) -> None:
         """Start a step."""
         self.step = step
         self.total = step.weight * self.world.size
+        if self._weighs_early:
+            self._settle_rows()
+            self._rows = torch.tensor([step.weight], dtype=torch.float64, device=self.world.device)
+            self._rows_pending = self.world.all_reduce(self._rows, "rows")
+
+    def weigh_early(self) -> None:
+        """From the next step on, tell all workers' weights when a step begins: what is left of
+        one mean and added to another has to be in the unit of that one."""
+        self._weighs_early = self.world.size > 1
+
+    def early_correction(self) -> float:
+        """As :attr:`correction`, before the control words have come; 1 in the first step, in which
+        nothing is left of another."""
+        if self._rows is None:
+            return 1.0
+        self._settle_rows()
+        return self.correction_for(max(int(self._rows), 1))
+
+    def _settle_rows(self) -> None:
+        if self._rows_pending is not None:
+            self._rows_pending.wait()
+            self._rows_pending = None
 
     @property
     def weight(self) -> int:

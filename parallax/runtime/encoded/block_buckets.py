@@ -72,7 +72,7 @@ class BlockBucket(EncodedBucket):
             return
         words = self.zeros(FLOATS)
         self.control.floats(words)
-        self.pending = self.sum.send(self.plain, words)
+        self.pending = self.sum.send(self.plain, words, self.unit)
 
     def words(self) -> torch.Tensor:
         """See :meth:`EncodedBucket.words`."""
@@ -212,7 +212,7 @@ class HostBucket(BlockBucket):
             self._scatter()
         elif number == 1:
             numbers, words = self._reduced()
-            self.pending = self.sum.send(numbers, words)
+            self.pending = self.sum.send(numbers, words, self.unit)
         elif number == 2:
             self.pending = self.sum.forward()
         else:

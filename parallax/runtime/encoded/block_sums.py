@@ -161,6 +161,7 @@ class BlockSum:
         self.residual = self._zeros(size if feedback else 0)
         self._total = self._zeros(own)
         self.total_residual = self._zeros(own if feedback else 0)
+        self._unit = 1.0
         self._scratch = self._zeros(min(max(CHUNK, encoder.block), size))
 
     def _zeros(self, size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -174,10 +175,11 @@ class BlockSum:
         parts = buffer.split([message.size for message in messages])
         return buffer, [m.views(part) for m, part in zip(messages, parts, strict=True)]
 
-    def send(self, plain: torch.Tensor, words: torch.Tensor) -> Pending:
-        """Encode ``values`` with their residual, and send each worker its share."""
+    def send(self, plain: torch.Tensor, words: torch.Tensor, unit: float = 1.0) -> Pending:
+        """Encode ``values`` with their residual times ``unit``, and send each worker its share."""
+        self._unit = unit
         if self.encoder.feedback:
-            self.values.add_(self.residual)
+            self.values.add_(self.residual, alpha=unit)
         for worker, (numbers, fields) in enumerate(self._sent_parts):
             numbers[: self._words].copy_(words)
             own = plain[self._plain[worker] : self._plain[worker + 1]]
@@ -192,7 +194,7 @@ class BlockSum:
         """Sum the shares that have come, and send the sums to all."""
         total = self._total
         if self.encoder.feedback:
-            total.copy_(self.total_residual)
+            torch.mul(self.total_residual, self._unit, out=total)
         else:
             total.zero_()
         for _, fields in self._received_parts:
@@ -231,8 +233,8 @@ class BlockSum:
     def commit(self) -> None:
         """Keep what encoding lost."""
         if self.encoder.feedback:
-            self.values, self.residual = keep(self.values, self.residual)
-            self._total, self.total_residual = keep(self._total, self.total_residual)
+            self.values, self.residual = keep(self.values, self.residual, self._unit)
+            self._total, self.total_residual = keep(self._total, self.total_residual, self._unit)
 
     def forget(self) -> None:
         """Keep nothing."""

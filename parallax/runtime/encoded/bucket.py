@@ -53,6 +53,8 @@ class EncodedBucket(ABC):
         self.dtype = torch.float32 if dtype.itemsize < 4 else dtype
         self.average = entries[0].average
         self.feedback = encoder.feedback
+        if self.feedback and self.average:
+            control.weigh_early()
         self.filled = 0
         self.pending: Pending | None = None
         self._started = 0
@@ -115,6 +117,13 @@ class EncodedBucket(ABC):
             return False
         self.advance(1)
         return True
+
+    @property
+    def unit(self) -> float:
+        """What residuals are multiplied by to be added to this step's gradients. They are kept as
+        what is owed to the mean, and gradients enter a sum that batches of other sizes weigh
+        otherwise."""
+        return 1.0 / self.control.early_correction() if self.average else 1.0
 
     @abstractmethod
     def _start(self, number: int) -> None:
@@ -184,7 +193,11 @@ class EncodedBucket(ABC):
         return whole
 
 
-def keep(values: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def keep(
+    values: torch.Tensor, residual: torch.Tensor, unit: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Exchange what is left of values with the residual; NaN and infinity are not kept."""
     values.nan_to_num_(0.0, 0.0, 0.0)
+    if unit != 1.0:
+        values.div_(unit)
     return residual, values

@@ -55,7 +55,7 @@ class SumBucket(EncodedBucket):
     def _start(self, number: int) -> None:
         if not number:
             if self.feedback:
-                self.values.add_(self._residual)
+                self.values.add_(self._residual, alpha=self.unit)
             rest = self._buffers[0][sum(self._sizes[0]) :]
             rest[:-FLOATS].copy_(self.plain)
             self.control.floats(rest[-FLOATS:])
@@ -94,7 +94,7 @@ class SumBucket(EncodedBucket):
     def commit(self) -> None:
         """See :meth:`EncodedBucket.commit`."""
         if self.feedback:
-            self.values, self._residual = keep(self.values, self._residual)
+            self.values, self._residual = keep(self.values, self._residual, self.unit)
         for coder, summed in zip(self._coders, self._split(-1), strict=True):
             coder.remember(summed)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import msgspec
 
+from parallax.errors import ConfigError
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
 from parallax.strategy.builders.hybrid import Hybrid
 from parallax.strategy.data import Strategy, VariableStrategy
@@ -21,7 +22,7 @@ class Encoded(StrategyBuilder):
     def __init__(
         self,
         encoder: str,
-        base: StrategyBuilder | None = None,
+        base: StrategyBuilder | str | None = None,
         *,
         rows: bool = False,
         **options: float,
@@ -29,10 +30,22 @@ class Encoded(StrategyBuilder):
         """
         Args:
             encoder: its name.
-            base: the other builder; HYBRID if None.
+            base: the other builder, or its name; HYBRID if None.
             rows: rows of tables are encoded as well, where their synchroniser can send them so.
             options: of the encoder, where they differ from its defaults.
+
+        Raises:
+            ConfigError: ``base`` is no builder, and no name of one.
         """
+        if isinstance(base, str):
+            from parallax.strategy.builders import find_builder  # which knows this one too
+
+            base = find_builder(base)
+        if not isinstance(base, StrategyBuilder | None):
+            raise ConfigError(
+                f"Encoded takes a strategy builder or its name, found {type(base).__name__}.",
+                hint='for example Encoded("bf16", "ZeRO").',
+            )
         self.encoder = encoder
         self.base = base or Hybrid()
         self.rows = rows
