@@ -348,5 +348,5 @@ def test_the_base_of_an_encoded_strategy_by_its_name() -> None:
     assert Encoded("bf16", "zero").title == Encoded("bf16", BUILDERS["ZeRO"]()).title
     with pytest.raises(ConfigError, match="no strategy builder 'Zerro'"):
         Encoded("bf16", "Zerro")
-    with pytest.raises(ConfigError, match="a strategy builder or its name, found type"):
+    with pytest.raises(ConfigError, match="a strategy builder or its name, found"):
         Encoded("bf16", BUILDERS["ZeRO"])  # type: ignore[arg-type]
