@@ -133,7 +133,7 @@ class OutsideValues:
         told: list[Hashable] = [_told(value) for value in values]
         for index, home in self._homes:
             if told[index] is MISSING:
-                told[index] = type(home)
+                told[index] = (type(home),)
         for index, kind in self._inputs.items():
             told[index] = (kind, id(self._sites[index].source.home))
         return tuple(told)
