@@ -68,3 +68,46 @@ def test_numbers_that_cannot_be_symbols_stay_constants() -> None:
     assert names == {"count": 0, "text": ""}
     assert len(said) == 1
     assert "is undone: names['count']" in said[0]
+
+
+class Queue(torch.nn.Module):
+    """A queue of keys with a pointer, in buffers (He et al. 2020, MoCo)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layer = torch.nn.Linear(3, 2).double()
+        self.register_buffer("keys", torch.zeros(6, 2, dtype=torch.float64))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.long))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.layer(x)
+        loss = (found @ self.keys.clone().t()).square().mean() + found.square().mean()
+        place = int(self.pointer)
+        self.keys[place : place + len(x)] = found.detach()
+        self.pointer[0] = (place + len(x)) % len(self.keys)
+        return loss
+
+
+def _queued(through: Any) -> dict[str, torch.Tensor]:
+    model = Queue()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x)
+        loss.backward()
+        optimizer.step()
+        return loss  # type: ignore[no-any-return]
+
+    run = through(step)
+    torch.manual_seed(6)
+    for _ in range(7):
+        run(torch.randn(2, 3, dtype=torch.float64))
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def test_a_pointer_in_a_buffer_of_one_number() -> None:
+    expected, found = _queued(lambda step: step), _queued(lambda step: alone(step).run)
+    assert expected.keys() == found.keys()
+    assert all(torch.allclose(found[name], value) for name, value in expected.items())

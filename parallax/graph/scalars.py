@@ -165,7 +165,7 @@ def slice_program(
         needed.add(node)
         if node.op == "placeholder":
             value = values.get(node.meta.get("leaf", ""))
-            if value is None or (isinstance(value, torch.Tensor) and value.dim() > 0):
+            if value is None or (isinstance(value, torch.Tensor) and not _is_number(value)):
                 return None
             # A counter is counted in place: its earlier writes belong to the slice.
             queue += [u for u in node.users if _writes(u, node) and _precedes(u, nodes, order)]
@@ -182,6 +182,12 @@ def slice_program(
     graph.output(tuple(copies[node] for node in nodes))
     fixed = {str(n.target): getattr(root, str(n.target)) for n in needed if n.op == "get_attr"}
     return torch.fx.GraphModule(fixed, graph), tuple(names)
+
+
+def _is_number(value: torch.Tensor) -> bool:
+    """Whether a tensor of the state is a number: of no dimension, or a whole one in a list (the
+    pointer of a queue)."""
+    return value.dim() == 0 or (value.numel() == 1 and not value.is_floating_point())
 
 
 def _writes(user: torch.fx.Node, node: torch.fx.Node) -> bool:
