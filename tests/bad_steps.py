@@ -252,6 +252,24 @@ def other_structure(world: World, option: str, sparse: bool) -> tuple[str, str, 
     return kind, text, unchanged, not same(before, runner.state_dict())
 
 
+def loaded_alone(world: World, option: str) -> list[tuple[str, str, bool]]:
+    """Worker 0 loads a state between two steps, and then the others do as well."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    runner = among(world, plain(model, optimizer), option)
+    runner.run(rows())
+    best = runner.state_dict()
+    runner.run(rows())
+    found = []
+    for rank in range(world.size):
+        if world.rank == rank:
+            runner.load_state_dict(best)
+        kind, text = outcome(lambda: runner.run(rows()))
+        found.append((kind, text, same(best, runner.state_dict())))
+    return found
+
+
 def not_finite(world: World, option: str, model: str, value: float, norm: float) -> bool:
     """A NaN or infinite value in the last worker's rows, against one device."""
 

@@ -155,6 +155,17 @@ def test_another_structure_later_is_found_and_updates_nothing(
         assert goes_on
 
 
+@pytest.mark.parametrize("option", ["HYBRID", "PS"])
+def test_a_state_that_one_worker_loaded_is_found(pool: Pool, option: str) -> None:
+    for (kind, text, _), (later, _, still) in pool.run(2, bad_steps.loaded_alone, option):
+        assert kind == "DisagreementError", text
+        assert "another number of loaded states" in text
+        assert "load_state_dict() on all of them" in text
+        # When all have loaded it, training goes on from it.
+        assert later == ""
+        assert not still
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 @pytest.mark.parametrize("norm", [2.0, math.inf])
 @pytest.mark.parametrize("value", [math.nan, math.inf])

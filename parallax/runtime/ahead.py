@@ -120,6 +120,10 @@ class Announced:
         return same_objects(self.flat, flat) and self.versions != versions_of(flat)
 
 
+_LOADED = 0x5851F42D4C957F2D
+"""Mixed into the hash of a step for each state that was loaded."""
+
+
 class Course:
     """The present step of a worker and those that it announced."""
 
@@ -138,6 +142,8 @@ class Course:
         """Whether the batch that comes after the present one is at hand."""
         self.late_updates = False
         """Whether a step may leave updates to the one that follows."""
+        self.loads = 0
+        """How many states were loaded between steps, which all workers do together."""
         self._unsettled: LateUpdates | None = None
         self._rates: deque[tuple[int, int]] = deque(maxlen=DEPTH + 1)
         """Of the last steps, their numbers and hashes of the optimizers' rates."""
@@ -194,10 +200,11 @@ class Course:
         return present
 
     def _plan(self, program: Program, number: int) -> int:
-        """What workers must have alike in a step: what it runs, and rates. These are of ``DEPTH``
-        steps before, as one that is announced cannot know its own yet."""
+        """What workers must have alike in a step: what it runs, rates, and how many states were
+        loaded. Rates are of ``DEPTH`` steps before, as one that is announced cannot know its own
+        yet."""
         known = dict(self._rates)
-        return program.digest ^ known.get(number - DEPTH, 0)
+        return program.digest ^ known.get(number - DEPTH, 0) ^ self.loads * _LOADED
 
     def _announced(self, program: Program, number: int, flat: Sequence[Any]) -> Announced:
         ids = functools.cache(lambda: program.ids(flat))

@@ -484,3 +484,5 @@ class Runner:
         self._course.settle()
         load_state(self._objects, self._state, state, self._resources.encoded)
         self._rebind()
+        if self._steps:  # before, worker 0's values are given to all
+            self._course.loads += 1
