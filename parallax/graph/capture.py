@@ -134,12 +134,8 @@ def _capture_once(
     tensors = [leaf for leaf in state.values() if isinstance(leaf.value, torch.Tensor)]
     numbers = [leaf for leaf in state.values() if not isinstance(leaf.value, torch.Tensor)]
     batch, batch_spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    lifted = [
-        i
-        for i, item in enumerate(batch)
-        if isinstance(item, torch.Tensor | float) or i in free.batch
-    ]
-    python = {i for i in lifted if not isinstance(batch[i], torch.Tensor)}
+    python = {i for i, item in enumerate(batch) if isinstance(item, float)} | free.batch
+    lifted = [i for i, item in enumerate(batch) if isinstance(item, torch.Tensor) or i in python]
 
     real_values: dict[str, Any] = {leaf.name: leaf.value for leaf in numbers}
     env = ScalarEnv(real_values)

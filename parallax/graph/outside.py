@@ -92,13 +92,8 @@ class OutsideValues:
             if isinstance(value, torch.nn.Module | Optimizer | LRScheduler)
             and not has_settings(value)
         ]
-        self._sized = [(one, len(one)) for _, one in self._objects.containers if _is_dict(one)]
-        self._sized += [
-            (vars(one), len(vars(one)))
-            for _, one in self._objects.containers
-            if not isinstance(one, types.CellType | GlobalName) and hasattr(one, "__dict__")
-        ]
-        del self._sized[_SIZED:]
+        contents = [_content(container) for _, container in self._objects.containers]
+        self._sized = [(one, len(one)) for one in contents if one is not None][:_SIZED]
         self.version = hash(tuple(self.names))
         """Of the list of sites."""
 
@@ -184,8 +179,12 @@ class OutsideValues:
         return sorted(found)
 
 
-def _is_dict(container: Any) -> bool:
-    return isinstance(container, dict)
+def _content(container: Any) -> dict[Any, Any] | None:
+    """The entries or attributes of a container, to which others may be added."""
+    if isinstance(container, GlobalName):
+        return None
+    content = container if isinstance(container, dict) else getattr(container, "__dict__", None)
+    return content if isinstance(content, dict) else None
 
 
 @contextlib.contextmanager
@@ -206,10 +205,17 @@ def changed(places: Sequence[Site], values: Sequence[Any]) -> list[Site]:
     return [
         place
         for place, value in zip(places, values, strict=True)
-        if (now := place.value) is not value
-        and (isinstance(now, torch.SymInt | torch.SymFloat) or type(now) in (int, float))
-        and not (type(now) is type(value) and type(now) in (int, float) and now == value)
+        if (now := place.value) is not value and (_is_symbol(now) or _is_other(now, value))
     ]
+
+
+def _is_symbol(value: Any) -> bool:
+    return isinstance(value, torch.SymInt | torch.SymFloat)
+
+
+def _is_other(now: Any, value: Any) -> bool:
+    """Whether it is a number, and not the same; symbols are not asked, since that is a guard."""
+    return type(now) in (int, float) and (type(now) is not type(value) or now != value)
 
 
 def _told(value: Any, depth: int = 0) -> Hashable:

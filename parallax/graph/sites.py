@@ -279,21 +279,17 @@ class Source(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class _Cell:
-    cell: types.CellType
+    home: types.CellType
     writable: bool = True
-
-    @property
-    def home(self) -> Any:
-        return self.cell
 
     def __call__(self) -> Any:
         try:
-            return self.cell.cell_contents
+            return self.home.cell_contents
         except ValueError:
             return MISSING
 
     def put(self, value: Any) -> None:
-        self.cell.cell_contents = value
+        self.home.cell_contents = value
 
 
 @dataclass(frozen=True, eq=False)
@@ -338,22 +334,18 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class _Attribute:
-    owner: Any
+    home: Any
     key: str
-
-    @property
-    def home(self) -> Any:
-        return self.owner
 
     @property
     def writable(self) -> bool:
         """A plain attribute of its own, neither of its class nor computed."""
-        own = getattr(self.owner, "__dict__", None)
-        of_class = getattr(type(self.owner), self.key, None)
+        own = getattr(self.home, "__dict__", None)
+        of_class = getattr(type(self.home), self.key, None)
         return isinstance(own, dict) and self.key in own and not hasattr(of_class, "__get__")
 
     def __call__(self) -> Any:
-        return getattr(self.owner, self.key, MISSING)
+        return getattr(self.home, self.key, MISSING)
 
     def put(self, value: Any) -> None:
-        vars(self.owner)[self.key] = value
+        vars(self.home)[self.key] = value

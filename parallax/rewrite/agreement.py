@@ -16,7 +16,7 @@ from torch.fx import Node
 from parallax.errors import UnsupportedError, VariableError
 from parallax.graph.operations import is_random, is_write
 from parallax.graph.state import Leaf
-from parallax.graph.step_graph import StepGraph
+from parallax.graph.step_graph import GraphOutput, StepGraph
 from parallax.graph.user_code import line_of
 from parallax.ops import marks
 
@@ -42,17 +42,20 @@ def check_agreement(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
     while True:
         local = _local(step, leaves, names, given)
         # What this step leaves of its batch in a number, the next one reads.
-        left = {outside[name] for name, value in _left(step) if value in local} - given
+        left = {
+            outside[output.name]
+            for output, value in _outputs(step)
+            if output.kind == "outside" and value in local
+        } - given
         if not left:
             break
         given |= left
     _check_outputs(step, leaves, local)
 
 
-def _left(step: StepGraph) -> list[tuple[str, Any]]:
+def _outputs(step: StepGraph) -> list[tuple[GraphOutput, Any]]:
     values: Any = next(node for node in step.graph.nodes if node.op == "output").args[0]
-    pairs = zip(step.outputs, values, strict=True)
-    return [(output.name, value) for output, value in pairs if output.kind == "outside"]
+    return list(zip(step.outputs, values, strict=True))
 
 
 def _local(
@@ -97,8 +100,7 @@ def _is_trained(leaf: Leaf) -> bool:
 
 
 def _check_outputs(step: StepGraph, leaves: Mapping[str, Leaf], local: set[Node]) -> None:
-    values: Any = next(node for node in step.graph.nodes if node.op == "output").args[0]
-    for output, value in zip(step.outputs, values, strict=True):
+    for output, value in _outputs(step):
         if value not in local:
             continue
         if output.kind == "call":

@@ -86,6 +86,7 @@ class StepControl:
         self._weighs_early = False
         self._rows: torch.Tensor | None = None
         self._rows_pending: Pending | None = None
+        self._early_total: int | None = None
 
     def begin(self, step: Step) -> None:
         """Start a step."""
@@ -104,15 +105,16 @@ class StepControl:
     def early_correction(self) -> float:
         """As :attr:`correction`, before the control words have come; 1 in the first step, in which
         nothing is left of another."""
-        if self._rows is None:
-            return 1.0
         self._settle_rows()
-        return self.correction_for(max(int(self._rows), 1))
+        return 1.0 if self._early_total is None else self.correction_for(self._early_total)
 
     def _settle_rows(self) -> None:
         if self._rows_pending is not None:
+            assert self._rows is not None
             self._rows_pending.wait()
             self._rows_pending = None
+            # Once in a step: on a device, reading it waits.
+            self._early_total = max(int(self._rows), 1)
 
     @property
     def weight(self) -> int:
