@@ -11,7 +11,6 @@ import logging
 import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,23 +18,24 @@ from torch.utils import _pytree as pytree
 
 from parallax.errors import CaptureError, ModelError, ParallaxError, UnsupportedError
 from parallax.graph.aliases import memory_of
-from parallax.graph.carried import is_cleared, read_by_step, used_gradients
+from parallax.graph.carried import read_by_step, used_gradients
 from parallax.graph.cleanup import clean
+from parallax.graph.collected import Before, Collected
 from parallax.graph.discovery import StepObjects
 from parallax.graph.gradient_order import advance_gradients
 from parallax.graph.layouts import copy_before_views
 from parallax.graph.losses import write_softmax_gradients_once
+from parallax.graph.made import positions
 from parallax.graph.operations import written_inputs
-from parallax.graph.outside import NO_NUMBERS, Numbers, changed, standing_for
+from parallax.graph.outside import NO_NUMBERS, Numbers, standing_for
 from parallax.graph.products import join_products
 from parallax.graph.recording import Recording
 from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
-from parallax.graph.sites import Site
 from parallax.graph.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.snapshot import Snapshot
 from parallax.graph.stacks import stack_in_order
 from parallax.graph.state import Leaf, leaves
-from parallax.graph.step_graph import COMPUTED, GraphInput, GraphOutput, HostCall, StepGraph
+from parallax.graph.step_graph import GraphInput, StepGraph
 from parallax.graph.surroundings import prepared
 from parallax.graph.torch_internals import (
     FakeTensorMode,
@@ -48,23 +48,6 @@ from parallax.graph.torch_internals import (
 from parallax.graph.user_code import source_line, user_line, user_place
 
 logger = logging.getLogger("parallax")
-
-
-@dataclass
-class _Traced:
-    """What a traced step left: flat outputs and the Python values around them."""
-
-    flat: list[Any] = field(default_factory=list)
-    outputs: list[GraphOutput] = field(default_factory=list)
-    return_spec: Any = None
-    return_constants: tuple[Any, ...] = ()
-    new_leaves: dict[str, Callable[[Any], None]] = field(default_factory=dict)
-    constants: dict[str, Any] = field(default_factory=dict)
-    calls: tuple[HostCall, ...] = ()
-    carried: list[str] = field(default_factory=list)
-    left: dict[str, float] = field(default_factory=dict)
-    counted: list[Site] = field(default_factory=list)
-    """Where the step changed numbers that were no inputs."""
 
 
 def capture(
@@ -130,6 +113,8 @@ def _capture_once(
     free: Numbers,
     sentinels: frozenset[str],
 ) -> tuple[StepGraph, list[str]]:
+    for root in objects.attributes.values():
+        root.holder.note_computed()
     state = leaves(objects)
     tensors = [leaf for leaf in state.values() if isinstance(leaf.value, torch.Tensor)]
     numbers = [leaf for leaf in state.values() if not isinstance(leaf.value, torch.Tensor)]
@@ -159,7 +144,7 @@ def _capture_once(
 
     snapshot = Snapshot(objects)
     recording = Recording()
-    traced = _Traced()
+    left = Collected()
 
     def program(*flat: Any) -> list[Any]:
         proxy_mode = get_proxy_mode()
@@ -171,7 +156,7 @@ def _capture_once(
         symbols = [item.item() for item in flat[len(tensors) : len(flat) - len(lifted)]]
         for leaf, symbol in zip(numbers, symbols, strict=False):
             leaf.put(symbol)
-        before = leaves(objects)
+        before = Before(leaves(objects), positions(objects))
         values = list(batch)
         for index, item in zip(lifted, items, strict=True):
             values[index] = item.item() if index in python else item
@@ -180,12 +165,13 @@ def _capture_once(
         others = [site.value for site in free.others]
         with standing_for(free.outside, outside):
             result = step(*call_args, **call_kwargs)
-            traced.counted = changed(free.others, others)
-            _collect_outside(traced, changed(free.outside, outside))
-        _collect(traced, result, before, leaves(objects), recording)
+            left.collect_outside(free.outside, outside, free.others, others)
+        left.collect_result(result)
+        left.collect_state(objects, snapshot, before)
+        left.collect_calls(recording)
         if not sentinels:
-            _note_carried(traced, objects, recording)
-        return traced.flat
+            left.collect_carried(before, recording)
+        return left.flat
 
     generators = random.getstate()
     try:
@@ -204,9 +190,9 @@ def _capture_once(
     except Exception as error:
         raise _capture_error(error, step) from error
     finally:
-        undone = snapshot.restore()
-    if traced.counted:
-        more = free.with_counted(traced.counted)
+        undone = snapshot.restore(left.kept)
+    if left.counted:
+        more = free.with_counted(left.counted)
         try:
             return _capture_once(step, objects, args, kwargs, devices, varying, more, sentinels)
         except Exception:  # what becomes of the number may be more than a symbol can be
@@ -238,15 +224,16 @@ def _capture_once(
     graph = StepGraph(
         graph_module=module,
         inputs=inputs,
-        outputs=tuple(traced.outputs),
-        return_spec=traced.return_spec,
-        return_constants=traced.return_constants,
-        new_leaves=traced.new_leaves,
-        constants=traced.constants,
-        calls=traced.calls,
+        outputs=tuple(left.outputs),
+        return_spec=left.return_spec,
+        return_constants=left.return_constants,
+        new_leaves=left.new_leaves,
+        created=left.created,
+        constants=left.constants,
+        calls=left.calls,
         guards=guards,
         outside={site.name: site.source for site in free.outside},
-        left=traced.left,
+        left=left.left,
         sizes=sizes if varying else None,
         notes=recording.notes,
     )
@@ -265,7 +252,7 @@ def _capture_once(
     advance_gradients(graph.graph)
     write_softmax_gradients_once(graph.graph)
     module.recompile()
-    return graph, read_by_step(module, recording.left) if sentinels else traced.carried
+    return graph, read_by_step(module, recording.left) if sentinels else left.carried
 
 
 def _refuse_unknown_state(step: StepGraph) -> None:
@@ -328,88 +315,6 @@ def _name_placeholders(graph: torch.fx.Graph, inputs: Sequence[GraphInput]) -> N
 
 def _batch_name(index: int) -> str:
     return f"batch{index}"
-
-
-# -- What the step left --------------------------------------------------------------------
-
-
-def _is_computed(value: Any) -> bool:
-    return isinstance(value, torch.Tensor | torch.SymFloat | torch.SymInt | torch.SymBool)
-
-
-def _collect(
-    traced: _Traced,
-    result: Any,
-    before: Mapping[str, Leaf],
-    after: Mapping[str, Leaf],
-    recording: Recording,
-) -> None:
-    flat, traced.return_spec = pytree.tree_flatten(result)
-    constants = []
-    for item in flat:
-        if _is_computed(item):
-            traced.flat.append(item.detach() if isinstance(item, torch.Tensor) else item)
-            traced.outputs.append(GraphOutput("return"))
-            constants.append(COMPUTED)
-        else:
-            constants.append(item)
-    traced.return_constants = tuple(constants)
-    _collect_state(traced, before, after)
-    calls = []
-    for function, early, args, kwargs in recording.calls:
-        values, spec = pytree.tree_flatten((args, kwargs))
-        outputs = []
-        for position, item in enumerate(values):
-            if _is_computed(item):
-                outputs.append((position, len(traced.flat)))
-                traced.flat.append(item)
-                traced.outputs.append(GraphOutput("call"))
-        if early and outputs:
-            raise UnsupportedError(
-                "A scheduler is stepped with a value of this step before optimizer.step().",
-                hint="call scheduler.step(metric) after optimizer.step().",
-            )
-        fixed = tuple(None if _is_computed(item) else item for item in values)
-        calls.append(HostCall(function, early, spec, fixed, tuple(outputs)))
-    traced.calls = tuple(calls)
-
-
-def _collect_state(traced: _Traced, before: Mapping[str, Leaf], after: Mapping[str, Leaf]) -> None:
-    for name, leaf in after.items():
-        old = before.get(name)
-        if old is not None and old.value is leaf.value:
-            continue
-        if leaf.kind == "parameter":
-            leaf.put(leaf.value)  # refuses
-        traced.new_leaves[name] = leaf.put
-        if _is_computed(leaf.value):
-            traced.flat.append(leaf.value)
-            traced.outputs.append(GraphOutput("state", name))
-        elif leaf.kind == "group" and old is not None:
-            raise UnsupportedError(
-                f"The step sets {name} from Python values, which would be fixed at capture.",
-                hint="use a torch.optim.lr_scheduler, or set it outside the step before "
-                "runner.run(); it is read anew at every step.",
-            )
-        else:
-            traced.constants[name] = leaf.value
-
-
-def _collect_outside(traced: _Traced, sites: Sequence[Site]) -> None:
-    for site in sites:
-        if _is_computed(site.value):
-            traced.flat.append(site.value)
-            traced.outputs.append(GraphOutput("outside", site.name))
-        else:
-            traced.left[site.name] = site.value
-
-
-def _note_carried(traced: _Traced, objects: StepObjects, recording: Recording) -> None:
-    for name, leaf in leaves(objects).items():
-        if leaf.kind != "parameter" or leaf.value.grad is None:
-            continue
-        if id(leaf.value) not in recording.cleared and not is_cleared(leaf.value.grad):
-            traced.carried.append(name)
 
 
 def _guards(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import dis
 import functools
@@ -19,7 +20,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
@@ -46,15 +47,47 @@ class StepObjects:
     optimizers: dict[str, Optimizer] = field(default_factory=dict)
     schedulers: dict[str, LRScheduler] = field(default_factory=dict)
     holders: dict[str, Any] = field(default_factory=dict)
-    """Containers and objects that hold tensors (a moving-average dict), and lone tensors."""
-    containers: list[tuple[str, Any]] = field(default_factory=list)
-    """Every mutable container and object of the user, closure cell and globals, by name: what the
-    step's Python can change unseen by the graph."""
+    """Containers and objects that hold tensors (a moving-average dict), and names of tensors."""
+    attributes: dict[int, Root] = field(default_factory=dict)
+    """Those of modules and optimizers, by the identity of these."""
+    containers: list[Contained] = field(default_factory=list)
+    """Every mutable container and object of the user, closure cell and global: what the step's
+    Python can change unseen by the graph."""
     functions: list[types.FunctionType] = field(default_factory=list)
     """The user's functions that the step may call, itself first."""
     counters: set[str] = field(default_factory=set)
     """Whole numbers in optimizers' groups that captures saw the step change: state, by leaf name;
     all others are settings."""
+
+    def hold(self, root: Root) -> None:
+        """Let tensors that a step puts there be state."""
+        if not any(root.holder is holder for holder in self.holders.values()):
+            self.holders[unique_name(root.name, self.holders)] = root.holder
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """A name of the step's own, and what holds the state that is reached by it."""
+
+    name: str
+    holder: Any
+
+
+class Contained(NamedTuple):
+    """One place that the step's Python can write to, as the user would name it."""
+
+    name: str
+    value: Any
+    root: Root
+
+
+def unique_name(name: str, taken: Mapping[str, Any]) -> str:
+    """A name that is not taken yet."""
+    index, unique = 1, name
+    while unique in taken:
+        index += 1
+        unique = f"{name}_{index}"
+    return unique
 
 
 def discover(
@@ -90,9 +123,9 @@ def discover(
     found = StepObjects()
     walker = _Walker(found)
     for name, value in _named(model, torch.nn.Module, "model"):
-        walker.visit(name, value, 0)
+        walker.visit_own(name, value, 0)
     for name, value in _named(optimizer, Optimizer, "optimizer"):
-        walker.visit(name, value, 0)
+        walker.visit_own(name, value, 0)
     walker.visit_callable(step, 0)
     _absorb_optimized_tensors(found)
     if not found.models and not found.holders:
@@ -137,13 +170,8 @@ class _Walker:
     def __init__(self, found: StepObjects) -> None:
         self.found = found
         self.seen: dict[int, Any] = {}
-
-    def _name(self, name: str, taken: Mapping[str, Any]) -> str:
-        index, unique = 1, name
-        while unique in taken:
-            index += 1
-            unique = f"{name}_{index}"
-        return unique
+        self.root = Root("", None)
+        self.roots: dict[tuple[int, str], Root] = {}
 
     def visit(self, name: str, value: Any, depth: int) -> bool:
         """Record what ``value`` is; True when it is or holds tensors."""
@@ -153,14 +181,14 @@ class _Walker:
         if isinstance(value, torch.nn.Module):
             self._keep(value)
             if not any(value in m.modules() for m in found.models.values()):
-                unique = self._name(name, found.models)
+                unique = unique_name(name, found.models)
                 found.models[unique] = value
                 for path, module in value.named_modules():
                     self._visit_attributes(f"{unique}.{path}" if path else unique, module)
             return False
         if isinstance(value, Optimizer):
             self._keep(value)
-            unique = self._name(name, found.optimizers)
+            unique = unique_name(name, found.optimizers)
             found.optimizers[unique] = value
             for key, item in Attributes(value).items():  # an optimizer that this one calls
                 if isinstance(item, Optimizer | LRScheduler):
@@ -169,7 +197,7 @@ class _Walker:
             return False
         if isinstance(value, LRScheduler):
             self._keep(value)
-            found.schedulers[self._name(name, found.schedulers)] = value
+            found.schedulers[unique_name(name, found.schedulers)] = value
             self.visit("optimizer", value.optimizer, depth + 1)
             return False
         if isinstance(value, torch.amp.GradScaler):
@@ -207,12 +235,13 @@ class _Walker:
 
     def _visit_attributes(self, name: str, owner: torch.nn.Module | Optimizer) -> None:
         """Tensors that a module or an optimizer holds besides those that it is known for."""
-        attributes = Attributes(owner)
+        root = Root(name, Attributes(owner))
+        self.found.attributes[id(owner)] = root
         may_keep = isinstance(owner, Optimizer) and any(
-            isinstance(item, dict | list) for _, item in attributes.items()
+            isinstance(item, dict | list) for _, item in root.holder.items()
         )
-        if may_keep or _holds_tensors(attributes, 0):
-            self.found.holders[self._name(name, self.found.holders)] = attributes
+        if may_keep or _holds_tensors(root.holder, 0):
+            self.found.hold(root)
 
     def _keep(self, value: Any) -> None:
         # The reference keeps ids from being reused while walking.
@@ -220,7 +249,7 @@ class _Walker:
 
     def _contain(self, name: str, value: Any) -> None:
         if not isinstance(value, tuple) and len(self.found.containers) < _MAX_CONTAINERS:
-            self.found.containers.append((name, value))
+            self.found.containers.append(Contained(name, value, self.root))
 
     def _visit_members(self, name: str, value: Any, depth: int) -> bool:
         holds = False
@@ -228,24 +257,24 @@ class _Walker:
             label = key if isinstance(key, str) and not isinstance(value, list | tuple) else name
             holds |= self.visit(label, item, depth + 1)
         if holds and depth == 0:
-            self.found.holders[self._name(name, self.found.holders)] = value
+            self.found.hold(self.root)
         return holds
 
     def visit_callable(self, function: Any, depth: int) -> None:
         if isinstance(function, functools.partial):
             self.visit_callable(function.func, depth)
             for index, item in enumerate(function.args):
-                self._top(f"argument{index}", item, depth)
+                self.visit_own(f"argument{index}", item, depth)
             for key, item in function.keywords.items():
-                self._top(key, item, depth)
+                self.visit_own(key, item, depth)
             return
         if isinstance(function, types.MethodType):
-            self._top("self", function.__self__, depth)
+            self.visit_own("self", function.__self__, depth)
             function = function.__func__
         function = inspect.unwrap(function)
         if not isinstance(function, types.FunctionType):
             if depth == 0 and not isinstance(function, type):
-                self._top("self", function, depth)
+                self.visit_own("self", function, depth)
                 call = vars(type(function)).get("__call__")
                 if isinstance(call, types.FunctionType):
                     self.visit_callable(call, depth + 1)
@@ -261,27 +290,42 @@ class _Walker:
                 content = cell.cell_contents
             except ValueError:  # assigned after the function was made
                 continue
-            self._contain(name, cell)
-            self._top(name, content, depth, cell)
+            with self._rooted(self._root(name, cell, content)):
+                self._contain(name, cell)
+                self._top(name, content, depth)
         for name in _global_names(function.__code__):
             if name in function.__globals__:
-                self._contain(name, GlobalName(name, function.__globals__))
-                self._top(name, function.__globals__[name], depth, function.__globals__)
+                value = function.__globals__[name]
+                with self._rooted(self._root(name, function.__globals__, value)):
+                    self._contain(name, GlobalName(name, function.__globals__))
+                    self._top(name, value, depth)
         for name, default in _defaults(function):
-            self._top(name, default, depth)
+            self.visit_own(name, default, depth)
 
-    def _top(self, name: str, value: Any, depth: int, home: Any = None) -> None:
-        """A name of the step itself; a lone tensor is held by ``home``, where it can be rebound."""
+    def _root(self, name: str, home: Any, value: Any) -> Root:
+        root = Root(name, Binding(name, home, value))
+        return self.roots.setdefault((id(home), name), root)
+
+    @contextlib.contextmanager
+    def _rooted(self, root: Root) -> Iterator[None]:
+        outer, self.root = self.root, root
+        try:
+            yield
+        finally:
+            self.root = outer
+
+    def visit_own(self, name: str, value: Any, depth: int) -> None:
+        """Record what has a name that nobody can bind anew."""
+        with self._rooted(Root(name, Binding(name, None, value))):
+            self._top(name, value, depth)
+
+    def _top(self, name: str, value: Any, depth: int) -> None:
+        """What a name of the step is bound to, the present root's."""
         if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
             if depth < _MAX_DEPTH:
                 self.visit_callable(value, depth + 1)
-            return
-        if isinstance(value, torch.Tensor) and id(value) not in self.seen:
-            self._keep(value)
-            unique = self._name(name, self.found.holders)
-            self.found.holders[unique] = LoneTensor(name, home, value)
-            return
-        self.visit(name, value, 0)
+        elif self.visit(name, value, 0) and isinstance(value, torch.Tensor):
+            self.found.hold(self.root)
 
 
 @dataclass(frozen=True)
@@ -292,13 +336,13 @@ class GlobalName:
     home: dict[str, Any]
 
 
-@dataclass
-class LoneTensor:
-    """A tensor that a closure cell or the globals hold directly."""
+@dataclass(eq=False)
+class Binding:
+    """A name of a closure cell or of the globals, and what it is bound to."""
 
     name: str
     home: Any
-    value: torch.Tensor
+    value: Any
 
     def current(self) -> Any:
         if isinstance(self.home, types.CellType):
@@ -327,22 +371,28 @@ class Attributes:
     """The attributes of a module or an optimizer that are its user's, as an object of their own."""
 
     def __init__(self, owner: torch.nn.Module | Optimizer) -> None:
-        object.__setattr__(self, "_owner", owner)
+        self.owner = owner
+        self._computed: set[str] = set()
+        self.note_computed()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(object.__getattribute__(self, "_owner"), name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(object.__getattribute__(self, "_owner"), name, value)
+    def note_computed(self) -> None:
+        """Look which attributes are computed with gradients now, between steps: no state, since
+        each step computes them anew (a normalised weight)."""
+        self._computed = {
+            key
+            for key, value in vars(self.owner).items()
+            if isinstance(value, torch.Tensor) and value.requires_grad
+        }
 
     def items(self) -> list[tuple[str, Any]]:
         """By name; tensors only where they are state: not trained, computed, or of a parameter."""
-        owner = object.__getattribute__(self, "_owner")
-        shared = _memory_of_variables(owner)
+        shared = _memory_of_variables(self.owner)
         return [
             (key, value)
-            for key, value in vars(owner).items()
-            if key not in _OWN_ATTRIBUTES and not _is_computed(value, shared)
+            for key, value in vars(self.owner).items()
+            if key not in _OWN_ATTRIBUTES
+            and key not in self._computed
+            and not _is_computed(value, shared)
         ]
 
 
@@ -358,9 +408,7 @@ def _memory_of_variables(owner: torch.nn.Module | Optimizer) -> set[int]:
 
 def _is_computed(value: Any, shared: set[int]) -> bool:
     return isinstance(value, torch.Tensor) and (
-        value.requires_grad
-        or value.layout is not torch.strided
-        or value.untyped_storage()._cdata in shared
+        value.layout is not torch.strided or value.untyped_storage()._cdata in shared
     )
 
 

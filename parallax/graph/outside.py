@@ -92,7 +92,7 @@ class OutsideValues:
             if isinstance(value, torch.nn.Module | Optimizer | LRScheduler)
             and not has_settings(value)
         ]
-        contents = [_content(container) for _, container in self._objects.containers]
+        contents = [_content(container) for _, container, _ in self._objects.containers]
         self._sized = [(one, len(one)) for one in contents if one is not None][:_SIZED]
         self.version = hash(tuple(self.names))
         """Of the list of sites."""
@@ -223,7 +223,7 @@ def _told(value: Any, depth: int = 0) -> Hashable:
     if value is None or isinstance(value, _PLAIN):
         return value
     if isinstance(value, list | tuple | collections.deque) and depth < _DEEPEST:
-        items = tuple([_told(item, depth + 1) for item in itertools.islice(value, _ITEMS)])
+        items = tuple([_told_item(item, depth + 1) for item in itertools.islice(value, _ITEMS)])
         return MISSING if MISSING in items else (type(value), len(value), items)
     if isinstance(value, set | frozenset) and len(value) <= _ITEMS:
         return frozenset([_told(item, _DEEPEST) for item in value])
@@ -233,3 +233,8 @@ def _told(value: Any, depth: int = 0) -> Hashable:
         small = value.nbytes <= _BYTES and value.dtype != object
         return (value.shape, value.dtype, value.tobytes() if small else None)
     return value if isinstance(value, _CALLABLE) else MISSING
+
+
+def _told_item(item: Any, depth: int) -> Hashable:
+    """Of a tensor, that it is one: a memory of three is another than one of two."""
+    return torch.Tensor if isinstance(item, torch.Tensor) else _told(item, depth)

@@ -114,7 +114,7 @@ def _loaded(code: types.CodeType) -> set[str]:
 def _methods(objects: StepObjects, others: Sequence[Any]) -> list[tuple[str, types.FunctionType]]:
     """Of the user's classes, by name."""
     holders = [*others, *objects.optimizers.values(), *objects.schedulers.values()]
-    holders += [value for _, value in objects.containers]
+    holders += [value for _, value, _ in objects.containers]
     holders += [module for model in objects.models.values() for module in model.modules()]
     kinds = dict.fromkeys(one for value in holders for one in type(value).__mro__)
     return [found for kind in kinds for found in _methods_of(kind)]
@@ -137,7 +137,7 @@ def sites(objects: StepObjects, code: Code) -> list[Site]:
     """Where the values are that code reads, each once."""
     names = code.names
     found = dict.fromkeys((*_in_objects(objects, names), *_in_functions(code)))
-    known = {id(container) for _, container in objects.containers}
+    known = {id(container) for _, container, _ in objects.containers}
     queue = [(site, 0) for site in found]
     while queue:
         site, depth = queue.pop()
@@ -174,7 +174,7 @@ def _globals_of(code: types.CodeType) -> set[str]:
 
 
 def _in_objects(objects: StepObjects, names: set[str]) -> Iterator[Site]:
-    for name, container in objects.containers:
+    for name, container, _ in objects.containers:
         if isinstance(container, types.CellType):
             yield Site(name, _Cell(container))
         elif isinstance(container, GlobalName):

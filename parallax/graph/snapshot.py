@@ -6,22 +6,55 @@ import collections
 import linecache
 import re
 import types
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
 from parallax.errors import SourceLine
-from parallax.graph.discovery import Attributes, GlobalName, LoneTensor, StepObjects
+from parallax.graph.discovery import (
+    Attributes,
+    Binding,
+    GlobalName,
+    Root,
+    StepObjects,
+    is_container,
+)
+from parallax.graph.state import held_tensors
 
 _MAX_ITEMS = 100_000
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _MISSING = object()
+Place = tuple[int, Any]
+"""A key of a container, or a name of a cell or of globals, by the identity of these."""
 _CHANGES = (
     r"\b[^=\n]*(\.(append|appendleft|extend|insert|add|update|pop|popleft|clear|remove|setdefault)"
     r"\(|[-+*/|&@]?=(?!=))"
 )
+
+
+class _Named(NamedTuple):
+    """A place of plain Python values, with what it contained."""
+
+    name: str
+    container: Any
+    copy: Any
+    root: Root
+
+    def new(self) -> Iterator[Any]:
+        """What it contains now that it did not contain then, but for items of a longer list."""
+        if isinstance(self.container, GlobalName | types.CellType):
+            content = _content(self.container)
+            if content is not self.copy:
+                yield content
+        elif isinstance(self.copy, dict):
+            for key, value in list(_items_of(self.container).items()):
+                if value is not self.copy.get(key, _MISSING) and key not in _MODULE_PARTS:
+                    yield value
+        elif isinstance(self.copy, list):
+            pairs = zip(self.container, self.copy, strict=False)
+            yield from (new for new, old in pairs if new is not old)
 
 
 class Snapshot:
@@ -33,25 +66,27 @@ class Snapshot:
     def __init__(self, objects: StepObjects) -> None:
         self._objects = objects
         self._saved: list[tuple[Any, Any]] = []
-        self._lone: list[tuple[LoneTensor, Any]] = []
-        self._names: list[tuple[str, Any, Any]] = []
-        """Named containers of plain Python values with their contents."""
+        self._lone: list[tuple[Binding, Any]] = []
+        self._names: list[_Named] = []
         self._holders: set[int] = set()
         """Containers whose new tensors are new state."""
         self._seen: set[int] = set()
         self.counted: list[str] = []
         self.counters: list[str] = []
-        for root, model in objects.models.items():
+        for model_name, model in objects.models.items():
             for path, module in model.named_modules():
-                self._keep_module(f"{root}.{path}" if path else root, module)
+                name = f"{model_name}.{path}" if path else model_name
+                self._keep_module(name, module, objects.attributes[id(module)])
         self._counters = list(_counters(objects))
         for optimizer in objects.optimizers.values():
             self._keep(vars(optimizer))
             self._walk(optimizer.state, 0)
             self._walk(optimizer.param_groups, 0)
         for holder in objects.holders.values():
-            if isinstance(holder, LoneTensor):
-                self._lone.append((holder, holder.current()))
+            if isinstance(holder, Binding):
+                content = holder.current()
+                self._lone.append((holder, content))
+                self._walk(content, 0)
             elif isinstance(holder, Attributes):  # whose owner is kept already
                 for _, value in holder.items():
                     self._walk(value, 0)
@@ -60,32 +95,37 @@ class Snapshot:
         for scheduler in objects.schedulers.values():
             self._keep(vars(scheduler))
         self._holders.update(self._seen)
-        for name, container in objects.containers:
-            self._keep_named(name, container)
+        for name, container, root in objects.containers:
+            self._keep_named(name, container, root)
+        contents = [*(one for pair in self._saved for one in pair), *(n.copy for n in self._names)]
+        self._before = {id(one) for one in contents}
+        self._before |= {id(item) for one in contents for item in _values(one)}
+        self._before |= {id(one.container) for one in self._names}
+        self._sizes = {id(one): len(copy) for one, copy in self._saved if isinstance(one, list)}
 
     def _keep(self, container: Any) -> None:
         if id(container) not in self._seen:
             self._seen.add(id(container))
             self._saved.append((container, container.copy()))
 
-    def _keep_module(self, name: str, module: torch.nn.Module) -> None:
+    def _keep_module(self, name: str, module: torch.nn.Module, root: Root) -> None:
         attributes = vars(module)
         self._keep(attributes)
-        self._names.append((name, module, attributes.copy()))
+        self._names.append(_Named(name, module, attributes.copy(), root))
         for part in _MODULE_PARTS:
             self._keep(attributes[part])
         for key, value in attributes.items():
             if not key.startswith("_") and isinstance(value, dict | list | set | collections.deque):
-                self._keep_named(f"{name}.{key}", value)
+                self._keep_named(f"{name}.{key}", value, root)
 
-    def _keep_named(self, name: str, container: Any) -> None:
+    def _keep_named(self, name: str, container: Any, root: Root) -> None:
         if isinstance(container, GlobalName | types.CellType):
-            self._names.append((name, container, _content(container)))
+            self._names.append(_Named(name, container, _content(container), root))
             return
         items = _items_of(container)
         if items is None or len(items) > _MAX_ITEMS:
             return
-        self._names.append((name, container, items.copy()))
+        self._names.append(_Named(name, container, items.copy(), root))
         self._keep(items)
 
     def _walk(self, value: Any, depth: int) -> None:
@@ -111,15 +151,32 @@ class Snapshot:
 
     # -- Afterwards -------------------------------------------------------------------------
 
-    def restore(self) -> list[str]:
+    def hold_new(self) -> None:
+        """Let what the step has put tensors into hold state from now on."""
+        for one in self._names:
+            if any(_holds(value) for value in one.new()):
+                self._objects.hold(one.root)
+
+    def held(self, container: Any) -> bool:
+        """Whether a container was there before the step."""
+        return id(container) in self._before
+
+    def size(self, container: Any) -> int | None:
+        """How many items a list had before the step; None for others, and new ones."""
+        return self._sizes.get(id(container))
+
+    def restore(self, kept: Collection[Place]) -> list[str]:
         """Put everything back.
+
+        Args:
+            kept: places whose contents are state, accounted for by the graph.
 
         Returns:
             For each plain Python value that the step changed, its name and the line of the change;
             ``counted`` are those that an optimizer keeps, which its updates follow, and
             ``counters`` those in its groups.
         """
-        changed = self._changed()
+        changed = self._changed(kept)
         before = {name: number for name, _, number in self._counters}
         for name, in_group, number in _counters(self._objects):
             if before.get(name) == number or name in self._objects.counters:
@@ -133,7 +190,7 @@ class Snapshot:
         for holder, value in self._lone:
             if holder.current() is not value:
                 holder.rebind(value)
-        for _, container, copy in self._names:
+        for _, container, copy, _ in self._names:
             if isinstance(container, GlobalName):
                 if copy is not container.home.get(container.name, _MISSING):
                     container.home[container.name] = copy
@@ -141,16 +198,18 @@ class Snapshot:
                 container.cell_contents = copy
         return changed
 
-    def _changed(self) -> list[str]:
+    def _changed(self, kept: Collection[Place]) -> list[str]:
         lone = {holder.name for holder, _ in self._lone}
         found: dict[str, None] = {}
-        for name, container, copy in self._names:
+        for name, container, copy, _ in self._names:
             if isinstance(container, GlobalName | types.CellType):
-                if name not in lone and _content(container) is not copy:
+                home = container.home if isinstance(container, GlobalName) else container
+                known = name in lone or (id(home), name) in kept
+                if not known and _content(container) is not copy:
                     found[self._with_line(name, name)] = None
                 continue
             holder = id(_items_of(container)) in self._holders
-            for item in _differences(name, container, copy, holder):
+            for item in _differences(name, container, copy, holder, kept):
                 if isinstance(container, torch.nn.Module) and item == f"{name}.training":
                     continue  # Where the step calls train() or eval(), every capture does.
                 found[self._with_line(item, name)] = None
@@ -195,13 +254,26 @@ def _content(container: GlobalName | types.CellType) -> Any:
         return _MISSING
 
 
+def _holds(value: Any) -> bool:
+    held = isinstance(value, torch.Tensor) or is_container(value)
+    return held and any(True for _ in held_tensors(value))
+
+
+def _values(content: Any) -> Iterable[Any]:
+    if isinstance(content, dict):
+        return content.values()
+    return content if isinstance(content, list | tuple) else ()
+
+
 def _items_of(container: Any) -> Any:
     if isinstance(container, dict | list | set | collections.deque):
         return container
     return getattr(container, "__dict__", None)
 
 
-def _differences(name: str, container: Any, copy: Any, holder: bool) -> Iterator[str]:
+def _differences(
+    name: str, container: Any, copy: Any, holder: bool, kept: Collection[Place]
+) -> Iterator[str]:
     """Names of what changed in a container; tensors are state and accounted for by the graph."""
     if isinstance(copy, dict):
         is_dict = isinstance(container, dict)
@@ -212,6 +284,8 @@ def _differences(name: str, container: Any, copy: Any, holder: bool) -> Iterator
             is_state = isinstance(new, torch.Tensor) and (holder or isinstance(old, torch.Tensor))
             if new is old or is_state or (is_module and str(key).startswith("_")):
                 continue
+            if (id(container), key) in kept:
+                continue
             if _is_number(old) and type(new) is type(old) and new == old:
                 continue
             yield f"{name}[{key!r}]" if is_dict else f"{name}.{key}"
@@ -219,8 +293,8 @@ def _differences(name: str, container: Any, copy: Any, holder: bool) -> Iterator
         if container != copy:
             yield name
     elif len(container) != len(copy) or any(
-        new is not old and not isinstance(new, torch.Tensor)
-        for new, old in zip(container, copy, strict=True)
+        new is not old and not isinstance(new, torch.Tensor) and (id(container), index) not in kept
+        for index, (new, old) in enumerate(zip(container, copy, strict=True))
     ):
         yield name
 

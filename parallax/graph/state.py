@@ -15,12 +15,11 @@ import torch
 from torch.optim import Optimizer
 
 from parallax.errors import UnsupportedError
-from parallax.graph.discovery import LoneTensor, StepObjects, is_container, members
+from parallax.graph.discovery import Attributes, StepObjects, is_container, members
+from parallax.graph.paths import Access, Key, access, get_at, put_at, top
 
+_DEEPEST = 6
 LeafKind = Literal["parameter", "buffer", "slot", "group", "tensor"]
-Key = tuple[str | int, ...]
-Access = tuple[Callable[[], Any], Callable[[Any], None]]
-"""How a leaf is read from, and put to, its place in the user's objects."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def parameter_names(objects: StepObjects) -> dict[int, str]:
         for name, parameter in model.named_parameters():
             names.setdefault(id(parameter), f"{root}.{name}" if several else name)
     for root, holder in objects.holders.items():
-        for key, tensor, _ in _tensors(holder):
+        for key, tensor in held_tensors(holder):
             if tensor.is_leaf and (tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)):
                 names.setdefault(id(tensor), _dotted(root, key))
     return names
@@ -94,7 +93,8 @@ def _all(objects: StepObjects, names: dict[int, str]) -> Iterator[Leaf]:
             get, put = _attribute(model, name)
             yield Leaf(f"{prefix}{name}", "buffer", buffer, put, get, None, root, (name,))
     for root, holder in objects.holders.items():
-        for key, tensor, (get, put) in _tensors(holder):
+        for key, tensor in held_tensors(holder):
+            get, put = access(holder, key)
             known = names.get(id(tensor))
             if known is not None:
                 yield Leaf(known, "parameter", tensor, _refuse(known), get, known, root, key)
@@ -121,7 +121,7 @@ def _optimizer_leaves(
                 name = f"{root}.group{index}.{_join(key, *sub)}"
                 if isinstance(number, float | torch.Tensor | torch.SymFloat) or name in counters:
                     path: Key = ("group", index, key, *sub)
-                    get, put = _item(group, (key, *sub))
+                    get, put = access(group, (key, *sub))
                     yield Leaf(name, "group", number, put, get, None, root, path)
         for parameter in group["params"]:
             variable = names.get(id(parameter), "?")
@@ -149,21 +149,27 @@ def _numbers(value: Any) -> Iterator[tuple[Key, Any]]:
                 yield (name, *sub), number
 
 
-def _tensors(
-    holder: Any, key: Key = (), depth: int = 0
-) -> Iterator[tuple[Key, torch.Tensor, Access]]:
-    if isinstance(holder, LoneTensor):
-        value = holder.current()
-        if isinstance(value, torch.Tensor):
-            yield (), value, (holder.current, holder.rebind)
+def held_tensors(holder: Any) -> Iterator[tuple[Key, torch.Tensor]]:
+    """What a holder, or a container, holds, and the way to it; tensors can come twice."""
+    value = top(holder)
+    if isinstance(value, torch.Tensor):
+        yield (), value
+    else:
+        yield from _within(holder if isinstance(holder, Attributes) else value, (), {})
+
+
+def _within(container: Any, key: Key, seen: dict[int, int]) -> Iterator[tuple[Key, torch.Tensor]]:
+    depth = len(key)
+    if depth > _DEEPEST or seen.get(id(container), depth + 1) <= depth:
         return
-    if depth > 6 or isinstance(holder, torch.nn.Module | Optimizer):
+    if isinstance(container, torch.nn.Module | Optimizer):
         return
-    for name, value in members(holder):
+    seen[id(container)] = depth
+    for name, value in members(container):
         if isinstance(value, torch.Tensor):
-            yield (*key, name), value, _item(holder, (name,))
+            yield (*key, name), value
         elif is_container(value):
-            yield from _tensors(value, (*key, name), depth + 1)
+            yield from _within(value, (*key, name), seen)
 
 
 def _join(*parts: str | int) -> str:
@@ -197,44 +203,9 @@ def _attribute(model: torch.nn.Module, name: str) -> Access:
 
 def _slot(optimizer: Optimizer, parameter: torch.Tensor, path: Key) -> Access:
     def put(value: Any) -> None:
-        _set(optimizer.state[parameter], path, value)
+        put_at(optimizer.state[parameter], path, value)
 
     if len(path) == 1:
         head = path[0]
         return lambda: optimizer.state[parameter][head], put
-    return lambda: _get(optimizer.state[parameter], path), put
-
-
-def _item(container: Any, path: Key) -> Access:
-    def put(value: Any) -> None:
-        _set(container, path, value)
-
-    return lambda: _get(container, path), put
-
-
-def _get(container: Any, path: Key) -> Any:
-    for key in path:
-        if isinstance(container, dict | list | tuple):
-            container = container[key]  # type: ignore[index]
-        else:
-            container = getattr(container, str(key))
-    return container
-
-
-def _set(container: Any, path: Key, value: Any) -> None:
-    head, rest = path[0], path[1:]
-    if rest:
-        inner = container.get(head, {}) if isinstance(container, dict) else container[head]
-        if isinstance(inner, tuple):
-            items = list(inner)
-            _set(items, rest, value)
-            value = type(inner)(items) if type(inner) is tuple else type(inner)(*items)
-        else:
-            _set(inner, rest, value)
-            value = inner
-    if isinstance(container, dict | list):
-        container[head] = value  # type: ignore[index]
-    elif isinstance(container, tuple):
-        raise UnsupportedError("The step replaces a tensor that a tuple holds.")
-    else:
-        setattr(container, str(head), value)
+    return lambda: get_at(optimizer.state[parameter], path), put

@@ -85,6 +85,8 @@ class StepGraph:
     """Flat returned values; those that the graph computes are ``COMPUTED``."""
     new_leaves: dict[str, Callable[[Any], None]]
     """Where a state leaf that the step creates or rebinds is put, by leaf name."""
+    created: frozenset[str] = frozenset()
+    """Those leaves that were not there before."""
     constants: dict[str, Any] = field(default_factory=dict)
     """New values of state leaves that do not depend on any input (a counter's first value)."""
     calls: tuple[HostCall, ...] = ()

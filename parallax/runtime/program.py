@@ -68,6 +68,18 @@ class Program:
             if item.kind != "batch"
         ]
         self._batch = [i.index for i in self.step.inputs if i.kind == "batch"]
+        own = zip(self.step.inputs, self.step.own_placeholders(), strict=True)
+        self._shaped = [
+            (state.reader(item.name), node.meta["val"].shape)
+            for item, node in own
+            if item.kind == "state" and self._may_change_shape(item.name)
+        ]
+        """State of which others may put one of another shape, which the graph does not fit."""
+
+    def _may_change_shape(self, name: str) -> bool:
+        leaf = self._state.leaves[name]
+        may = leaf.kind == "tensor" or (leaf.kind == "buffer" and name in self.step.new_leaves)
+        return may and name not in self._state.layouts
 
     def cut(self, made: Callable[[Region], R]) -> list[R]:
         """Run the graph in regions from now on, each by what ``made`` makes of it: a module."""
@@ -81,10 +93,10 @@ class Program:
 
     def guards_hold(self, flat: Sequence[Any]) -> bool:
         """Whether every branch on a number would be decided as at capture, with a flat batch; what
-        the optimizer made then is not there yet."""
-        if any(name in self._state.leaves for name in self.step.new_leaves):
+        the step made then is not there yet, and what it reads has the shape that it had."""
+        if any(name in self._state.leaves for name in self.step.created):
             return False
-        return all(
+        return self._shapes_hold() and all(
             guard.holds(
                 {
                     name: self._value(name) if index is None else flat[index]
@@ -93,6 +105,12 @@ class Program:
             )
             for guard in self.step.guards
         )
+
+    def _shapes_hold(self) -> bool:
+        try:
+            return all(read().shape == shape for read, shape in self._shaped)
+        except (LookupError, AttributeError, TypeError):  # there is none now
+            return False
 
     def _value(self, name: str) -> Any:
         outside = self.step.outside.get(name)

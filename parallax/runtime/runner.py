@@ -233,6 +233,9 @@ class Runner:
         program = self._programs.find(signature, flat)
         if program is None:
             self._course.settle()
+            self._state.refresh()
+            program = self._programs.find(signature, flat)
+        if program is None:
             varying = self._programs.varying(signature)
             numbers = self._signatures.numbers(signature)
             try:

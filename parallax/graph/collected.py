@@ -1,0 +1,152 @@
+"""What a step leaves while it is captured: its results, new values of its state, calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from parallax.errors import UnsupportedError
+from parallax.graph.carried import is_cleared
+from parallax.graph.discovery import StepObjects
+from parallax.graph.made import Made, Positions
+from parallax.graph.outside import changed
+from parallax.graph.recording import Recording
+from parallax.graph.sites import Site
+from parallax.graph.snapshot import Place, Snapshot
+from parallax.graph.state import Leaf, leaves
+from parallax.graph.step_graph import COMPUTED, GraphOutput, HostCall
+
+
+@dataclass(frozen=True)
+class Before:
+    """The state before the step, with what the capture has put in its places."""
+
+    leaves: Mapping[str, Leaf]
+    positions: Positions
+
+
+@dataclass
+class Collected:
+    """Flat outputs of the graph, and the Python values around them."""
+
+    flat: list[Any] = field(default_factory=list)
+    outputs: list[GraphOutput] = field(default_factory=list)
+    return_spec: Any = None
+    return_constants: tuple[Any, ...] = ()
+    new_leaves: dict[str, Callable[[Any], None]] = field(default_factory=dict)
+    created: frozenset[str] = frozenset()
+    constants: dict[str, Any] = field(default_factory=dict)
+    calls: tuple[HostCall, ...] = ()
+    carried: list[str] = field(default_factory=list)
+    left: dict[str, float] = field(default_factory=dict)
+    counted: list[Site] = field(default_factory=list)
+    """Where the step changed numbers that were no inputs."""
+    kept: set[Place] = field(default_factory=set)
+    """Places whose contents are state."""
+
+    def collect_result(self, result: Any) -> None:
+        """What the step returned."""
+        flat, self.return_spec = pytree.tree_flatten(result)
+        constants = []
+        for item in flat:
+            if _is_computed(item):
+                self._add(item.detach() if isinstance(item, torch.Tensor) else item, "return")
+                constants.append(COMPUTED)
+            else:
+                constants.append(item)
+        self.return_constants = tuple(constants)
+
+    def _add(self, value: Any, kind: Any, name: str = "") -> None:
+        self.flat.append(value)
+        self.outputs.append(GraphOutput(kind, name))
+
+    def collect_state(self, objects: StepObjects, snapshot: Snapshot, before: Before) -> None:
+        """New values of what models, optimizers and holders hold.
+
+        Raises:
+            UnsupportedError: a parameter is another tensor, or a setting is a Python value.
+        """
+        snapshot.hold_new()
+        after = leaves(objects)
+        made = Made(objects, snapshot, before.positions, before.leaves, after)
+        self.kept = made.kept
+        for name, leaf in after.items():
+            old = before.leaves.get(name)
+            put = made.puts.get(name)
+            if old is None or old.value is not leaf.value:
+                is_held = leaf.root in objects.holders
+                if leaf.kind == "parameter" and (old is not None or not is_held):
+                    leaf.put(leaf.value)  # refuses
+                put = put if is_held else leaf.put
+            if put is None:
+                continue
+            self.new_leaves[name] = put
+            value = leaf.value
+            if isinstance(value, torch.Tensor):
+                self._add(value.detach() if value.requires_grad else value, "state", name)
+            elif _is_computed(value):
+                self._add(value, "state", name)
+            elif leaf.kind == "group" and old is not None:
+                raise UnsupportedError(
+                    f"The step sets {name} from Python values, which would be fixed at capture.",
+                    hint="use a torch.optim.lr_scheduler, or set it outside the step before "
+                    "runner.run(); it is read anew at every step.",
+                )
+            else:
+                self.constants[name] = value
+        self.created = frozenset(self.new_leaves.keys() - before.leaves.keys())
+
+    def collect_calls(self, recording: Recording) -> None:
+        """Calls that the host makes.
+
+        Raises:
+            UnsupportedError: one comes before the update, with a value of the step.
+        """
+        calls = []
+        for function, early, args, kwargs in recording.calls:
+            values, spec = pytree.tree_flatten((args, kwargs))
+            outputs = []
+            for position, item in enumerate(values):
+                if _is_computed(item):
+                    outputs.append((position, len(self.flat)))
+                    self._add(item, "call")
+            if early and outputs:
+                raise UnsupportedError(
+                    "A scheduler is stepped with a value of this step before optimizer.step().",
+                    hint="call scheduler.step(metric) after optimizer.step().",
+                )
+            fixed = tuple(None if _is_computed(item) else item for item in values)
+            calls.append(HostCall(function, early, spec, fixed, tuple(outputs)))
+        self.calls = tuple(calls)
+
+    def collect_outside(
+        self, inputs: Sequence[Site], symbols: Sequence[Any], others: Sequence[Site], values: Any
+    ) -> None:
+        """Numbers that the step left elsewhere.
+
+        Args:
+            inputs, symbols: those that are inputs of the graph, and what stood there.
+            others, values: those that are not, and what they were.
+        """
+        self.counted = changed(others, values)
+        for site in changed(inputs, symbols):
+            if _is_computed(site.value):
+                self._add(site.value, "outside", site.name)
+            else:
+                self.left[site.name] = site.value
+
+    def collect_carried(self, before: Before, recording: Recording) -> None:
+        """Gradients that are neither cleared nor from this step alone."""
+        for name, leaf in before.leaves.items():
+            if leaf.kind != "parameter" or leaf.value.grad is None:
+                continue
+            if id(leaf.value) not in recording.cleared and not is_cleared(leaf.value.grad):
+                self.carried.append(name)
+
+
+def _is_computed(value: Any) -> bool:
+    return isinstance(value, torch.Tensor | torch.SymFloat | torch.SymInt | torch.SymBool)
