@@ -11,6 +11,7 @@ import dataclasses
 
 import torch
 import user_gradients
+import user_memories  # noqa: F401 - makes cases
 import user_models  # noqa: F401 - makes cases
 import user_packed  # noqa: F401 - makes cases
 import user_state  # noqa: F401 - makes cases

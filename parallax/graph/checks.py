@@ -10,7 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.errors import BatchError, ModelError, UnsupportedError, VariableError
-from parallax.graph.discovery import Attributes, StepObjects
+from parallax.graph.discovery import StepObjects
+from parallax.graph.holders import Attributes
 from parallax.graph.state import Leaf, leaves, parameter_names
 from parallax.graph.torch_internals import raw_ptr_ranges
 from parallax.graph.user_code import line_of

@@ -79,7 +79,8 @@ class Collected:
             put = made.puts.get(name)
             if old is None or old.value is not leaf.value:
                 is_held = leaf.root in objects.holders
-                if leaf.kind == "parameter" and (old is not None or not is_held):
+                was_trained = old is not None and old.kind == "parameter"
+                if leaf.kind == "parameter" and (was_trained or not is_held):
                     leaf.put(leaf.value)  # refuses
                 put = put if is_held else leaf.put
             if put is None:

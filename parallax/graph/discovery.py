@@ -6,20 +6,14 @@ functions it calls, and are named as the user's code names them.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import contextlib
-import dataclasses
 import dis
 import functools
 import inspect
-import os
-import sys
-import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -27,16 +21,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from parallax.errors import ConfigError, ModelError, UnsupportedError
-
-_MAX_DEPTH = 6
-_MAX_CONTAINERS = 10_000
-_LIBRARY_ROOTS = tuple(
-    {
-        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")),
-        # Its own objects are not the user's, wherever it is installed.
-        str(Path(__file__).parents[1]) + os.sep,
-    }
+from parallax.graph.holders import (
+    MAX_DEPTH,
+    Attributes,
+    Binding,
+    holds_tensors,
+    is_container,
+    is_library_code,
+    is_user_object,
+    members,
 )
+
+_MAX_CONTAINERS = 10_000
 
 
 @dataclass
@@ -212,7 +208,7 @@ class _Walker:
         if isinstance(value, torch.Tensor):
             self._keep(value)
             return True
-        if depth >= _MAX_DEPTH:
+        if depth >= MAX_DEPTH:
             return False
         if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
             self.visit_callable(value, depth)
@@ -226,7 +222,7 @@ class _Walker:
             self._keep(value)
             self._contain(name, value)
             return self._visit_members(name, value, depth)
-        if _is_user_object(value):  # which is called: what its code reads is looked for as well
+        if is_user_object(value):  # which is called: what its code reads is looked for as well
             self._keep(value)
             self._contain(name, value)
             self.visit_callable(type(value).__dict__.get("__call__"), depth + 1)
@@ -240,7 +236,7 @@ class _Walker:
         may_keep = isinstance(owner, Optimizer) and any(
             isinstance(item, dict | list) for _, item in root.holder.items()
         )
-        if may_keep or _holds_tensors(root.holder, 0):
+        if may_keep or holds_tensors(root.holder, 0):
             self.found.hold(root)
 
     def _keep(self, value: Any) -> None:
@@ -322,7 +318,7 @@ class _Walker:
     def _top(self, name: str, value: Any, depth: int) -> None:
         """What a name of the step is bound to, the present root's."""
         if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
-            if depth < _MAX_DEPTH:
+            if depth < MAX_DEPTH:
                 self.visit_callable(value, depth + 1)
         elif self.visit(name, value, 0) and isinstance(value, torch.Tensor):
             self.found.hold(self.root)
@@ -334,112 +330,6 @@ class GlobalName:
 
     name: str
     home: dict[str, Any]
-
-
-@dataclass(eq=False)
-class Binding:
-    """A name of a closure cell or of the globals, and what it is bound to."""
-
-    name: str
-    home: Any
-    value: Any
-
-    def current(self) -> Any:
-        if isinstance(self.home, types.CellType):
-            return self.home.cell_contents
-        if isinstance(self.home, dict):
-            return self.home.get(self.name)
-        return self.value
-
-    def rebind(self, value: Any) -> None:
-        if isinstance(self.home, types.CellType):
-            self.home.cell_contents = value
-        elif isinstance(self.home, dict):
-            self.home[self.name] = value
-        self.value = value
-
-
-_OWN_ATTRIBUTES = {
-    *vars(torch.nn.Module()),
-    *vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)),
-    *("forward_pre_hooks", "training"),
-}
-"""What modules and optimizers keep by themselves."""
-
-
-class Attributes:
-    """The attributes of a module or an optimizer that are its user's, as an object of their own."""
-
-    def __init__(self, owner: torch.nn.Module | Optimizer) -> None:
-        self.owner = owner
-        self._computed: set[str] = set()
-        self.note_computed()
-
-    def note_computed(self) -> None:
-        """Look which attributes are computed with gradients now, between steps: no state, since
-        each step computes them anew (a normalised weight)."""
-        self._computed = {
-            key
-            for key, value in vars(self.owner).items()
-            if isinstance(value, torch.Tensor) and value.requires_grad
-        }
-
-    def items(self) -> list[tuple[str, Any]]:
-        """By name; tensors only where they are state: not trained, computed, or of a parameter."""
-        shared = _memory_of_variables(self.owner)
-        return [
-            (key, value)
-            for key, value in vars(self.owner).items()
-            if key not in _OWN_ATTRIBUTES
-            and key not in self._computed
-            and not _is_computed(value, shared)
-        ]
-
-
-def _memory_of_variables(owner: torch.nn.Module | Optimizer) -> set[int]:
-    if isinstance(owner, Optimizer):
-        return set()
-    return {
-        t.untyped_storage()._cdata
-        for t in (*owner.parameters(), *owner.buffers())
-        if t.layout is torch.strided and not torch.nn.parameter.is_lazy(t)
-    }
-
-
-def _is_computed(value: Any, shared: set[int]) -> bool:
-    return isinstance(value, torch.Tensor) and (
-        value.layout is not torch.strided or value.untyped_storage()._cdata in shared
-    )
-
-
-def _holds_tensors(value: Any, depth: int) -> bool:
-    return depth <= _MAX_DEPTH and any(
-        isinstance(item, torch.Tensor)
-        or (isinstance(item, dict | list | tuple) and _holds_tensors(item, depth + 1))
-        for _, item in members(value)
-    )
-
-
-def members(value: Any) -> list[tuple[Any, Any]]:
-    """Keys and values of a container, or the attributes of a user's object."""
-    if isinstance(value, Attributes):
-        return list(value.items())
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, list | tuple):
-        return list(enumerate(value))
-    items = list(vars(value).items()) if hasattr(value, "__dict__") else []
-    if dataclasses.is_dataclass(value):
-        names = {f.name for f in dataclasses.fields(value)}
-        items += [(n, getattr(value, n)) for n in sorted(names - {k for k, _ in items})]
-    return items
-
-
-def is_container(value: Any) -> bool:
-    """Whether state is looked for in what ``value`` holds."""
-    if isinstance(value, MutableMapping | list | tuple):
-        return True
-    return not callable(value) and _is_user_object(value)
 
 
 def _defaults(function: types.FunctionType) -> list[tuple[str, Any]]:
@@ -460,33 +350,3 @@ def _global_names(code: types.CodeType) -> list[str]:
         if isinstance(constant, types.CodeType):
             names += _global_names(constant)
     return list(dict.fromkeys(names))
-
-
-def is_library_code(code: types.CodeType) -> bool:
-    """Whether code is of an installed package."""
-    return _is_library(code.co_filename)
-
-
-def _is_library(filename: str) -> bool:
-    return filename.startswith("<frozen") or any(
-        root and filename.startswith(root) for root in _LIBRARY_ROOTS
-    )
-
-
-def _is_user_object(value: Any) -> bool:
-    if isinstance(value, types.SimpleNamespace | argparse.Namespace):
-        return True
-    if not hasattr(value, "__dict__") or isinstance(value, torch.utils.data.Dataset):
-        return False
-    return is_users_class(type(value))
-
-
-def is_users_class(kind: type) -> bool:
-    """Whether a class is of the user's own code."""
-    return kind.__module__ == "__main__" or is_users_module(sys.modules.get(kind.__module__))
-
-
-def is_users_module(module: Any) -> bool:
-    """Whether a module is of the user's own code."""
-    file = getattr(module, "__file__", None)
-    return file is not None and not _is_library(file)

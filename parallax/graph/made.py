@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from parallax.graph.discovery import Binding, StepObjects, is_container, members
+from parallax.graph.discovery import StepObjects
+from parallax.graph.holders import Binding, is_container, members
 from parallax.graph.paths import Key, child, put_at, top
 from parallax.graph.snapshot import Place, Snapshot
 from parallax.graph.state import Leaf, held_tensors

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
-from parallax.graph.discovery import Attributes, Binding
+from parallax.graph.holders import Attributes, Binding
 
 Key = tuple[str | int, ...]
 Access = tuple[Callable[[], Any], Callable[[Any], None]]

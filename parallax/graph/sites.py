@@ -19,13 +19,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from parallax.graph.discovery import (
-    GlobalName,
-    StepObjects,
-    is_library_code,
-    is_users_class,
-    is_users_module,
-)
+from parallax.graph.discovery import GlobalName, StepObjects
+from parallax.graph.holders import is_library_code, is_users_class, is_users_module
 from parallax.graph.user_code import is_internal
 
 _CALLED_UNNAMED = ("forward", "__call__")

@@ -13,14 +13,8 @@ import torch
 from torch.optim import Optimizer
 
 from parallax.errors import SourceLine
-from parallax.graph.discovery import (
-    Attributes,
-    Binding,
-    GlobalName,
-    Root,
-    StepObjects,
-    is_container,
-)
+from parallax.graph.discovery import GlobalName, Root, StepObjects
+from parallax.graph.holders import Attributes, Binding, is_container
 from parallax.graph.state import held_tensors
 
 _MAX_ITEMS = 100_000

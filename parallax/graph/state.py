@@ -15,7 +15,8 @@ import torch
 from torch.optim import Optimizer
 
 from parallax.errors import UnsupportedError
-from parallax.graph.discovery import Attributes, StepObjects, is_container, members
+from parallax.graph.discovery import StepObjects
+from parallax.graph.holders import Attributes, is_container, members
 from parallax.graph.paths import Access, Key, access, get_at, put_at, top
 
 _DEEPEST = 6

@@ -63,6 +63,7 @@ class SignatureReader:
         self._outside = OutsideValues(objects)
         self._last: tuple[Hashable, ...] = ()
         self._changes = 0
+        self._known: set[int] = set()
         self._rates: tuple[list[float], int] = ([], 0)
         self._numbers = _WholeNumbers()
         self._look()
@@ -150,7 +151,11 @@ class SignatureReader:
     def _read_outside(self) -> tuple[Hashable, ...]:
         """Python values that the step reads besides its batch."""
         values = self._outside.read()
-        if values != self._last and len(values) == len(self._last):
+        if values == self._last:
+            return (self._outside.version, values)
+        known = hash(values) in self._known
+        self._known.add(hash(values))
+        if not known and len(values) == len(self._last):
             self._changes += 1
             if self._changes == MANY_CHANGES:
                 pairs = zip(self._outside.names, self._last, values, strict=True)

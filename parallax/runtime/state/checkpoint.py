@@ -16,6 +16,7 @@ from parallax.runtime.comm.world import World
 from parallax.runtime.encoded.pool import STATE as ENCODERS_STATE
 from parallax.runtime.encoded.pool import EncodedBuckets
 from parallax.runtime.encoded.pool import problems as encoder_problems
+from parallax.runtime.state.later import GivenLater, needed_later, saved_later
 from parallax.runtime.state.state_table import StateTable
 from parallax.strategy.layout import RowLayout
 
@@ -46,8 +47,10 @@ def read_state(
     for name, optimizer in objects.optimizers.items():
         result[name] = pytree.tree_map(whole, optimizer.state_dict())
     for leaf in _loose(state):
-        if state.is_state(leaf) is not False:
+        if state.is_state(leaf) is not False and not state.is_later(leaf):
             result[leaf.name] = whole(leaf.value)
+    for name, value in saved_later(state).items():
+        result[name] = pytree.tree_map(whole, value)
     if kept := encoded.state():
         result[ENCODERS_STATE] = kept
     return result
@@ -114,11 +117,15 @@ def load_state(
     kept = given.pop(ENCODERS_STATE, {})
     shapes = {leaf.name: tuple(leaf.value.shape) for leaf in _parameters(state)}
     problems += encoder_problems(kept, shapes)
-    loose = {leaf.name: leaf for leaf in _loose(state)}
+    loose = {leaf.name: leaf for leaf in _loose(state) if not state.is_later(leaf)}
     whole = {*objects.models, *objects.optimizers}
     needed = {name for name, leaf in loose.items() if state.is_state(leaf)}
-    problems += [f"missing {name!r}" for name in sorted((whole | needed) - set(given))]
-    problems += [f"unexpected {name!r}" for name in sorted(set(given) - whole - set(loose))]
+    others = {name: value for name, value in given.items() if name not in whole}
+    later = GivenLater(objects, others, set(loose))
+    given = {name: value for name, value in given.items() if name in whole} | later.flat
+    missing = ((whole | needed) - set(given)) | (needed_later(state) - others.keys())
+    problems += [f"missing {name!r}" for name in sorted(missing)]
+    problems += [f"unexpected {name!r}" for name in sorted(later.unexpected)]
     loose = {
         name: leaf
         for name, leaf in loose.items()
@@ -141,6 +148,7 @@ def load_state(
             "variables that were frozen then are missing to a run that has trained them, and not "
             "to a new one; nothing was changed.",
         )
+    later.take()
     _take(objects, state, given, loose)
     encoded.load(kept)
 

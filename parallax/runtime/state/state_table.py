@@ -34,7 +34,10 @@ class StateTable:
         self._leaves: dict[str, Leaf] = {}
         self._containers: tuple[int, ...] = ()
         self._used: set[str] | None = None
+        self._read: set[str] = set()
+        self._unread: set[str] = set()
         self.refresh()
+        self._first = {*self._leaves}
 
     def refresh(self) -> None:
         """Look at the user's objects anew; needed when leaves were created or replaced."""
@@ -91,6 +94,9 @@ class StateTable:
         before = self._used or set()
         names = {item.name for item in step.inputs if item.kind != "batch"} | {*step.new_leaves}
         self._used = before | names
+        self._read |= {item.name for item in step.inputs if item.kind != "batch"}
+        self._unread |= self._leaves.keys()
+        self._unread -= self._read
         return {
             name: leaf
             for name, leaf in self._leaves.items()
@@ -99,10 +105,23 @@ class StateTable:
 
     def is_state(self, leaf: Leaf) -> bool | None:
         """Whether it belongs to the run's state: not a tensor that no step uses, such as data, or
-        losses that a loop collects. None where that is not known, before the first step."""
+        losses that a loop collects, nor one that a step makes and no step reads. None where that is
+        not known, before the first step."""
         if leaf.kind != "tensor":
             return True
-        return None if self._used is None else leaf.name in self._used
+        if self._used is None:
+            return None
+        if self.is_later(leaf):
+            return leaf.name not in self._unread
+        return leaf.name in self._used
+
+    def is_read(self, leaf: Leaf) -> bool:
+        """Whether a step reads it."""
+        return leaf.name in self._read
+
+    def is_later(self, leaf: Leaf) -> bool:
+        """Whether a tensor was not there when the run began."""
+        return leaf.kind == "tensor" and leaf.name not in self._first
 
     # -- Sharding -------------------------------------------------------------------------
 
