@@ -15,11 +15,14 @@ ADVERSARIES = [f"adversaries, {variant}" for variant in user_steps.ADVERSARIES]
 OTHERS = [name for name in user_steps.CASES if name not in ADVERSARIES]
 TABLES = ("steps_by_signs", "sparse_momentum", "bags_of_short_ids", "averaged_table")
 TABLES += ("two_tasks_of_a_table", "two_tasks_of_bags")
+INDEXED = ("sentences_with_tags", "rows_of_tables", "columns_of_rows")
+INDEXED += ("written_at_the_best", "places_that_move")
 CELLS = [
     *((name, "HYBRID") for name in OTHERS),
     *((name, builder) for name in ADVERSARIES for builder in ("HYBRID", "PS", "AR")),
     *((name, builder) for name in ADVERSARIES[2:5] for builder in ("UnevenPS", "ZeRO")),
     *((name, builder) for name in TABLES for builder in ("Parallax", "PS", "AR")),
+    *((name, builder) for name in INDEXED for builder in ("PS", "AR", "ZeRO")),
     ("masked_words", "Poseidon"),
     *(("layers_that_are_run_again", builder) for builder in ("PS", "ZeRO")),
     *(("volume_of_columns", builder) for builder in ("PS", "ZeRO")),

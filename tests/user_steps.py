@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from typing import Any
 
 import torch
 import user_gradients
+import user_indexing  # noqa: F401 - makes cases
 import user_memories  # noqa: F401 - makes cases
 import user_models  # noqa: F401 - makes cases
 import user_packed  # noqa: F401 - makes cases
@@ -53,8 +55,14 @@ def _between(name: str, models: list[nn.Module]) -> None:
         models[0].requires_grad_(True)
 
 
-def compare(world: World, name: str, builder: str) -> dict[str, float]:
-    """How far parameters, and what the first step returns, are from one device's."""
+def compare(
+    world: World, name: str, builder: str, late: bool = False, **settings: Any
+) -> dict[str, float]:
+    """How far parameters, and what the first step returns, are from one device's.
+
+    Args:
+        late: dense updates are finished in the steps that follow.
+    """
     models, step, batches = build(name, LOCAL * world.size)
     returned = []
     for batch in batches:
@@ -63,14 +71,15 @@ def compare(world: World, name: str, builder: str) -> dict[str, float]:
     expected = [dict(model.state_dict()) for model in models]
 
     models, step, batches = build(name, LOCAL * world.size)
-    config = Config(strategy=builder, workers=1)
+    config = Config(strategy=builder, workers=1, **settings)
     runner = Runner(step, discover(step), config, world)
-    first = world.rank * LOCAL
-    for number, batch in enumerate(batches):
-        own = slice(first, first + LOCAL)
-        result = runner.run(
-            *[item if isinstance(item, int | float) else item[own] for item in batch]
-        )
+    part = slice(world.rank * LOCAL, (world.rank + 1) * LOCAL)
+    own = [
+        tuple(item if isinstance(item, int | float) else item[part] for item in batch)
+        for batch in batches
+    ]
+    for number, batch in enumerate(runner.ahead(own, late_updates=True) if late else own):
+        result = runner.run(*batch)
         if number == 0:
             start = result
         _between(name, models)

@@ -138,6 +138,8 @@ def _nonzero(values: Node) -> tuple[int, int]:
         start, end = _nonzero(gradient)
         if dimension % len(sizes) < len(sizes) - 1:
             return start, end
+        if any(isinstance(bound, Node) for bound in bounds):
+            return 0, shape[-1]
         chosen = range(sizes[-1])[slice(*bounds)]
         if chosen.step == 1:
             return chosen.start + start, chosen.start + end
@@ -166,11 +168,13 @@ def _is_narrower(made: Any, value: torch.Tensor) -> bool:
 
 
 def _slices_columns(node: Node, dimensions: int) -> bool:
+    """Whether a view is of some columns, the same in every step."""
     if node.target is not aten.slice.Tensor:
         return False
     dimension: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     step: Any = node.args[4] if len(node.args) > 4 else node.kwargs.get("step", 1)
-    return bool(dimension % dimensions == dimensions - 1 and step == 1)
+    fixed = not any(isinstance(bound, Node) for bound in (*node.args[2:], *node.kwargs.values()))
+    return bool(dimension % dimensions == dimensions - 1 and step == 1 and fixed)
 
 
 def _bounds(node: Node, width: int) -> tuple[int, int]:

@@ -259,7 +259,7 @@ def _or_symbolic(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Cal
 
 def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def make(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if isinstance(data, list | tuple) and any(map(_is_symbol, data)):
+        if isinstance(data, list | tuple) and has_symbols(data):
             return torch.stack([make(number, *args, **kwargs) for number in data])
         if not _is_symbol(data):
             return original(data, *args, **kwargs)
@@ -269,6 +269,13 @@ def _lifting(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tenso
         return torch.scalar_tensor(data, *args, **kwargs)
 
     return make
+
+
+def has_symbols(value: Any) -> bool:
+    """Whether a number is a symbol, or any in lists and tuples."""
+    if isinstance(value, list | tuple):
+        return any(map(has_symbols, value))
+    return _is_symbol(value)
 
 
 def _is_symbol(value: Any) -> bool:

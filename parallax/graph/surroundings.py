@@ -13,6 +13,7 @@ import torch
 from parallax.graph.discovery import StepObjects
 from parallax.graph.foreach import without_foreach
 from parallax.graph.gradient_marks import mark_assigned, mark_backward, mark_returned
+from parallax.graph.indexing import indexing_by_symbols
 from parallax.graph.packed import packed_sequences
 from parallax.graph.recording import Recording
 from parallax.graph.recurrent import whole_layers
@@ -55,6 +56,7 @@ def prepared(
         stack.enter_context(_watch_output(recording))
         stack.enter_context(data_by_copies(tensors))
         stack.enter_context(deep_copies())
+        stack.enter_context(indexing_by_symbols())
         stack.enter_context(_random_state_as_ops())
         stack.enter_context(_sparse_padding_by_mask())
         stack.enter_context(_plain_batch_norms())

@@ -37,6 +37,7 @@ __all__ = [
     "fake_mode",
     "get_proxy_mode",
     "gradients_through",
+    "is_mapped",
     "new_size",
     "node_of",
     "outside_tracing",
@@ -153,6 +154,11 @@ def node_of(tracer: Any, tensor: torch.Tensor) -> torch.fx.Node | None:
     """The node that computed, or changed last, a tensor of the step that is being traced."""
     slot: Any = get_proxy_slot(tensor, tracer, None)
     return None if slot is None else slot.proxy.node
+
+
+def is_mapped(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for those of all calls that ``torch.vmap`` makes at once."""
+    return torch._C._functorch.is_batchedtensor(tensor)
 
 
 def fake_like(mode: FakeTensorMode, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -60,12 +60,13 @@ def cut(step: StepGraph, resources: Sequence[ResourceSpec]) -> tuple[GraphModule
         The new graph, and the regions that are its submodules.
     """
     nodes = list(step.graph.nodes)
-    kinds = _kinds(nodes)
+    same_memory = _same_memory(step)
+    kinds = _kinds(nodes, same_memory)
     cutting = Cutting(
         nodes,
         kinds,
         {node: place for place, node in enumerate(nodes)},
-        _needs(nodes, kinds, _same_memory(step)),
+        _needs(nodes, kinds, same_memory),
         dict(zip(nodes, resources, strict=False)),
     )
     _plan(cutting)
@@ -85,18 +86,27 @@ def _same_memory(step: StepGraph) -> dict[Node, Node]:
 # -- What is computed and what is replayed ----------------------------------------------------
 
 
-def _kinds(nodes: Sequence[Node]) -> dict[Node, Kind]:
+def _kinds(nodes: Sequence[Node], same_memory: dict[Node, Node]) -> dict[Node, Kind]:
+    def memory(node: Node) -> Node:
+        base = base_of(node)
+        return same_memory.get(base, base)
+
     kinds: dict[Node, Kind] = {}
     varying: set[Node] = set()
+    chosen = {memory(node) for node in nodes if _is_chosen(node)}
     for node in nodes:
         if node.op == "placeholder":
             kinds[node] = "input"
-        elif node.op != "call_function":
+        elif (
+            node.op != "call_function"
+            or _is_chosen(node)
+            or any(memory(source) in chosen for source in written_inputs(node))
+        ):
             kinds[node] = "replayed"
         else:
             kinds[node] = _kind(node, kinds, varying)
-            if _varies(node, varying):
-                varying.add(node)
+        if node.op == "call_function" and _varies(node, varying):
+            varying.add(node)
     for node in reversed(nodes):
         # What is replayed wants numbers, not tensors: so does what they are made of.
         if kinds[node] == "computed" and is_number(node) and _meets(node, kinds, "replayed"):
@@ -119,9 +129,23 @@ def _kind(node: Node, kinds: dict[Node, Kind], varying: set[Node]) -> Kind:
     if not _is_static(node):
         return "replayed"
     is_operation = isinstance(node.target, torch._ops.OpOverload)
-    if is_operation and is_view(node) and not written_inputs(node):
+    if is_operation and _only_views(node):
         return "remade"
     return "computed" if _is_computable(node) else "replayed"
+
+
+def _only_views(node: Node) -> bool:
+    return is_view(node) and not written_inputs(node)
+
+
+def _is_chosen(node: Node) -> bool:
+    """Whether numbers of the step choose what a view is of (``x[i]``): which memory a region would
+    share with another of its inputs, and change, is only known in each step."""
+    return (
+        isinstance(node.target, torch._ops.OpOverload)
+        and _only_views(node)
+        and any(map(is_number, node.all_input_nodes))
+    )
 
 
 def _is_computable(node: Node) -> bool:
