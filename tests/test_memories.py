@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 import user_memories
-from errors_help import alone, linear, raised, rows, warnings_of_parallax
+from errors_help import alone, among, linear, raised, rows, warnings_of_parallax
+from pool import Pool
 from torch import nn
 
 from parallax.errors import CheckpointError
+from parallax.runtime.comm.world import World
 
 
 class Trainer:
@@ -214,6 +216,28 @@ def test_a_run_goes_on_from_a_saved_state(name: str) -> None:
         assert torch.equal(second.run(*batch), runner.run(*batch))
     for found, wanted in zip(_tensors(second), _tensors(runner), strict=True):
         assert torch.equal(found, wanted)
+
+
+def _gradients_differ(world: World) -> bool:
+    model, optimizer = linear()
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        optimizer.step()
+        return model.weight.grad, [model.bias.grad[1:]]
+
+    runner = among(world, step)
+    found = [runner.run(rows(4)) for _ in range(2)]
+    return all(not torch.equal(one, other) for one, other in zip(*map(_flat, found), strict=True))
+
+
+def _flat(item: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(item)
+
+
+def test_gradients_that_are_returned_stay(pool: Pool) -> None:
+    assert pool.run(2, _gradients_differ) == [True, True]
 
 
 def _tensors(runner: Any) -> list[torch.Tensor]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import nn
-from user_cases import CASES, STEPS, Built, case, numbers
+from user_cases import CASES, STEPS, Built, case, numbers, stepping
 
 WIDTH, HIDDEN = 3, 4
 MEMORY = None
@@ -114,6 +114,31 @@ def states_in_a_global_and_a_cell(rows: int) -> Built:
         MEMORY, cell = states[0], states[1].detach()
 
     return _training(rows, get, put)
+
+
+class _Averaging(torch.optim.Optimizer):
+    """Keeps what it did last in attributes of its own, which it makes when it needs them."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.last: Any = None
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        gradients = [p.grad for p in parameters]
+        if self.last is not None:
+            gradients = [g + 0.5 * old for g, old in zip(gradients, self.last, strict=True)]
+            gradients = [g - 0.1 * old for g, old in zip(gradients, self.pair[1], strict=True)]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.sub_(self.param_groups[0]["lr"] * gradient)
+        self.last, self.pair = tuple(gradients), ("first", gradients[:])
+
+
+@case
+def attributes_that_an_optimizer_makes(rows: int) -> Built:
+    model = nn.Linear(4, 3).double()
+    return stepping(rows, model, _Averaging(model.parameters()))
 
 
 @case

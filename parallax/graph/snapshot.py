@@ -72,7 +72,10 @@ class Snapshot:
                 name = f"{model_name}.{path}" if path else model_name
                 self._keep_module(name, module, objects.attributes[id(module)])
         self._counters = list(_counters(objects))
-        for optimizer in objects.optimizers.values():
+        self._optimizers: list[_Named] = []
+        for name, optimizer in objects.optimizers.items():
+            root = objects.attributes[id(optimizer)]
+            self._optimizers.append(_Named(name, optimizer, vars(optimizer).copy(), root))
             self._keep(vars(optimizer))
             self._walk(optimizer.state, 0)
             self._walk(optimizer.param_groups, 0)
@@ -147,7 +150,7 @@ class Snapshot:
 
     def hold_new(self) -> None:
         """Let what the step has put tensors into hold state from now on."""
-        for one in self._names:
+        for one in (*self._names, *self._optimizers):
             if any(_holds(value) for value in one.new()):
                 self._objects.hold(one.root)
 

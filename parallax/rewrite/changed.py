@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import operator
+from typing import Any
 
+import torch
 from torch.fx import Node
 
-from parallax.graph.aliases import is_given_away, writes_to
+from parallax.graph.aliases import is_given_away, memory_of, writes_to
 from parallax.ops.resources import wait_gradients
 from parallax.rewrite.context import Rewriting
+
+aten: Any = torch.ops.aten
 
 
 def note_changed_gradients(work: Rewriting) -> None:
@@ -19,6 +23,25 @@ def note_changed_gradients(work: Rewriting) -> None:
             changed = tuple(sorted(int(str(one.args[1])) for one in found if _is_changed(one)))
             if changed:
                 node.args = (node.args[0], changed)
+
+
+def copy_given_away(work: Rewriting) -> None:
+    """Copy sums that are among the graph's results: where they lie, those of the next step will."""
+    output = next(node for node in reversed(work.graph.nodes) if node.op == "output")
+    values: Any = output.args[0]
+    copies: dict[Node, Node] = {}
+    for value in values:
+        if isinstance(value, Node) and value not in copies and _is_sum(memory_of(value)):
+            with work.graph.inserting_before(output):
+                copies[value] = work.call(aten.clone.default, value)
+            copies[value].meta["val"] = value.meta.get("val")
+    if copies:
+        output.args = (type(values)(copies.get(value, value) for value in values),)
+
+
+def _is_sum(memory: Node) -> bool:
+    given = memory.args[0] if memory.target is operator.getitem else None
+    return isinstance(given, Node) and given.target is wait_gradients
 
 
 def _is_changed(gradient: Node) -> bool:

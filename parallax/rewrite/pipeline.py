@@ -16,7 +16,7 @@ from parallax.ops.resources import coalesce
 from parallax.rewrite.accumulate import sum_in_place
 from parallax.rewrite.alone import for_one_worker
 from parallax.rewrite.blocks import split_updates
-from parallax.rewrite.changed import note_changed_gradients
+from parallax.rewrite.changed import copy_given_away, note_changed_gradients
 from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases
 from parallax.rewrite.row_ids import check_row_ids
 from parallax.rewrite.shards import combine_reductions, place_on_shards, pull_new_values
@@ -49,6 +49,7 @@ AFTER: tuple[Pass, ...] = (
     lower_marks,
     check_row_ids,
     sum_in_place,
+    copy_given_away,
     note_changed_gradients,
 )
 
