@@ -55,6 +55,10 @@ class StepObjects:
     """Whole numbers in optimizers' groups that captures saw the step change: state, by leaf name;
     all others are settings."""
 
+    def attributes_of(self, name: str, owner: torch.nn.Module | Optimizer) -> Root:
+        """Those of a module or an optimizer, which may have come after the others."""
+        return self.attributes.setdefault(id(owner), Root(name, Attributes(owner)))
+
     def hold(self, root: Root) -> None:
         """Let tensors that a step puts there be state."""
         if not any(root.holder is holder for holder in self.holders.values()):
@@ -231,8 +235,7 @@ class _Walker:
 
     def _visit_attributes(self, name: str, owner: torch.nn.Module | Optimizer) -> None:
         """Tensors that a module or an optimizer holds besides those that it is known for."""
-        root = Root(name, Attributes(owner))
-        self.found.attributes[id(owner)] = root
+        root = self.found.attributes_of(name, owner)
         may_keep = isinstance(owner, Optimizer) and any(
             isinstance(item, dict | list) for _, item in root.holder.items()
         )

@@ -70,11 +70,11 @@ class Snapshot:
         for model_name, model in objects.models.items():
             for path, module in model.named_modules():
                 name = f"{model_name}.{path}" if path else model_name
-                self._keep_module(name, module, objects.attributes[id(module)])
+                self._keep_module(name, module, objects.attributes_of(name, module))
         self._counters = list(_counters(objects))
         self._optimizers: list[_Named] = []
         for name, optimizer in objects.optimizers.items():
-            root = objects.attributes[id(optimizer)]
+            root = objects.attributes_of(name, optimizer)
             self._optimizers.append(_Named(name, optimizer, vars(optimizer).copy(), root))
             self._keep(vars(optimizer))
             self._walk(optimizer.state, 0)

@@ -95,8 +95,8 @@ class StateTable:
         names = {item.name for item in step.inputs if item.kind != "batch"} | {*step.new_leaves}
         self._used = before | names
         self._read |= {item.name for item in step.inputs if item.kind != "batch"}
-        self._unread |= self._leaves.keys()
-        self._unread -= self._read
+        later = {leaf.name for leaf in self._leaves.values() if self.is_later(leaf)}
+        self._unread = (self._unread | later) - self._read
         return {
             name: leaf
             for name, leaf in self._leaves.items()
@@ -111,9 +111,7 @@ class StateTable:
             return True
         if self._used is None:
             return None
-        if self.is_later(leaf):
-            return leaf.name not in self._unread
-        return leaf.name in self._used
+        return leaf.name in self._used and leaf.name not in self._unread
 
     def is_read(self, leaf: Leaf) -> bool:
         """Whether a step reads it."""
