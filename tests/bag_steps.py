@@ -332,3 +332,51 @@ def hot_table(world: World) -> tuple[dict[str, str], float]:
     found = runner.state_dict()["tables"]
     worst = max(float((found[n] - p).abs().max()) for n, p in alone.state_dict().items())
     return {row.variable.name: row.choice.synchronizer for row in runner.plan.rows}, worst
+
+
+def no_bags(world: World, kind: str, last: bool) -> float:
+    """The largest difference from one device if a worker, or each, has no bags by offsets."""
+    sizes = [[[2, 1], [3, 0]], [[2, 0], []], [[], [1]], [[0], [0, 0]], [[1, 3], [2]]]
+    generator = torch.Generator().manual_seed(4)
+    data = [[_bags(own, last, generator) for own in parts] for parts in sizes]
+
+    def made() -> tuple[nn.Module, Callable[..., torch.Tensor]]:
+        torch.manual_seed(12)
+        table = nn.EmbeddingBag(9, 3, mode="mean", include_last_offset=last)
+        net = nn.ModuleDict({"table": table, "out": nn.Linear(3, 1)}).double()
+        optimizer = torch.optim.Adam(net.parameters(), 0.05)
+
+        def step(ids: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net["out"](net["table"](ids, offsets)).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return net, step
+
+    with world.device:
+        (alone, one_device), (_, step) = made(), made()
+    for parts in data:
+        ids = torch.cat([own for own, _, _ in parts])
+        counts = [count for *_, own in parts for count in own]
+        one_device(*moved((ids, _offsets(counts, last)), world.device))
+    decides = kind if kind == "hybrid" else OneWay(kind)
+    sums = {"average_dense": False, "average_sparse": False, "weigh_batches": False}
+    runner = Runner(step, discover(step), Config(strategy=decides, workers=1, **sums), world)
+    for parts in data:
+        runner.run(*moved(parts[world.rank][:2], world.device))
+    state = runner.state_dict()["net"]
+    return max(float((state[n] - p).abs().max()) for n, p in alone.state_dict().items())
+
+
+def _bags(
+    sizes: list[int], last: bool, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    ids = torch.randint(9, (sum(sizes),), generator=generator)
+    return ids, _offsets(sizes, last), sizes
+
+
+def _offsets(sizes: list[int], last: bool) -> torch.Tensor:
+    ends = torch.tensor([0, *sizes]).cumsum(0)
+    return ends if last else ends[:-1]

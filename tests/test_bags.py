@@ -58,6 +58,12 @@ def test_offsets_that_leave_out_ids_are_named_before_anything_is_updated(pool: P
         assert "do not begin with 0" in text
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("kind", ["whole", "dealt", "some", "rows"])
+def test_workers_without_any_bags(pool: Pool, kind: str, last: bool) -> None:
+    assert max(pool.run(2, bag_steps.no_bags, kind, last)) <= 1e-10
+
+
 def test_hybrid_places_tables_by_what_they_send(pool: Pool) -> None:
     found = pool.run(4, bag_steps.placement)
     assert all(other == found[0] for other in found)

@@ -249,8 +249,9 @@ class BagRequests:
         """What is wrong with offsets: a lookup's first bag begins with its first id."""
         used = [lookup for lookup, count in enumerate(bags) if count]
         places = [0, *itertools.accumulate(bags)]
-        first = begins[torch.tensor([places[lookup] for lookup in used], device=self.device)]
-        wanted = torch.tensor([before[lookup] for lookup in used], device=self.device)
+        # Of whole numbers also where there is none: no lookup of this worker has a bag.
+        first = begins[begins.new_tensor([places[lookup] for lookup in used])]
+        wanted = begins.new_tensor([before[lookup] for lookup in used])
         if torch.equal(first, wanted) and bool((sizes >= 0).all()):
             return ""
         wrong = (first != wanted).tolist()
