@@ -142,6 +142,26 @@ def test_items_that_are_appended_are_undone_with_a_warning() -> None:
     assert "is undone: history" in said[0]
 
 
+def test_a_name_that_loses_its_container_is_warned_about() -> None:
+    model, optimizer = linear()
+    kept: Any = {"shift": torch.zeros(2)}
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        nonlocal kept
+        loss = (model(x) + kept["shift"]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        kept = None
+        return loss
+
+    with warnings_of_parallax() as said:
+        alone(step).run(rows(4))
+    assert list(kept) == ["shift"]
+    assert len(said) == 1
+    assert "is undone: kept" in said[0]
+
+
 def test_a_view_of_a_parameter_is_no_state() -> None:
     model, optimizer = linear()
     kept = SimpleNamespace(weight=None, both=None)

@@ -196,7 +196,7 @@ class Snapshot:
         return changed
 
     def _changed(self, kept: Collection[Place]) -> list[str]:
-        lone = {holder.name for holder, _ in self._lone}
+        lone = {holder.name for holder, value in self._lone if isinstance(value, torch.Tensor)}
         found: dict[str, None] = {}
         for name, container, copy, _ in self._names:
             if isinstance(container, GlobalName | types.CellType):
