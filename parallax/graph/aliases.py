@@ -43,11 +43,6 @@ def known_after(mark: Node) -> Node:
     return base
 
 
-def is_given_away(base: Node) -> bool:
-    """Whether a tensor, or what may be a view of it, is among the results of the graph."""
-    return any(user.op == "output" for _, user in uses_of(base))
-
-
 def memory_of(node: Node) -> Node:
     """Where a tensor lies that may be a view, or what an operation in place returned."""
     while node.op == "call_function":

@@ -16,7 +16,7 @@ import torch
 
 from parallax.graph.discovery import StepObjects
 from parallax.graph.holders import Binding, is_container, members
-from parallax.graph.paths import Key, child, put_at, top
+from parallax.graph.paths import Key, child, get_at, put_at, top, tuple_like
 from parallax.graph.snapshot import Place, Snapshot
 from parallax.graph.state import Leaf, held_tensors
 
@@ -52,14 +52,13 @@ class Made:
         leaves: Mapping[str, Leaf],
         after: Mapping[str, Leaf],
     ) -> None:
-        self.puts: dict[str, Callable[[Any], None]] = {}
+        self.puts: dict[str, Put] = {}
         """Where the new values of leaves go, by name."""
         self.kept: set[Place] = set()
         """Places of containers and names whose contents are state."""
         self._objects, self._snapshot, self._before = objects, snapshot, before
         self._leaves = leaves
         self._names = {id(leaf.value): leaf.name for leaf in after.values()}
-        self._after = after
         self._variables = {
             memory
             for leaf in leaves.values()
@@ -120,10 +119,7 @@ class Made:
 
     def _make(self, root: str, slot: Key, keys: list[Key]) -> None:
         holder = self._objects.holders[root]
-        container = top(holder)
-        for part in slot:
-            container = child(container, part)
-        skeleton = _Skeleton(container, self._hole, self._snapshot.held)
+        skeleton = _Skeleton(get_at(holder, slot), self._hole, self._snapshot.held)
         if skeleton.is_fixed:
             return
         for key in keys:
@@ -214,7 +210,7 @@ def _copied(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any]) -> 
         return other
     if isinstance(value, tuple):
         items = [_copied(item, replace, memo) for item in value]
-        return type(value)(items) if type(value) is tuple else type(value)(*items)
+        return tuple_like(value, items)
     made = memo[id(value)] = copy.copy(value)
     for key, item in members(value):
         new = _copied(item, replace, memo)

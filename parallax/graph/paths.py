@@ -6,7 +6,7 @@ made anew where an item of it changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from parallax.graph.holders import Attributes, Binding
@@ -65,6 +65,16 @@ def child(container: Any, key: str | int) -> Any:
     return getattr(container, str(key))
 
 
+def dotted(root: str, path: Key) -> str:
+    """The name of what is at the end of a way."""
+    return ".".join([root, *map(str, path)])
+
+
+def tuple_like(value: tuple[Any, ...], items: Sequence[Any]) -> Any:
+    """A tuple of the same kind with other items."""
+    return type(value)(items) if type(value) is tuple else type(value)(*items)
+
+
 def _with(container: Any, path: Key, value: Any) -> Any:
     """The container with a value at the end of a way; a tuple becomes another one."""
     if not path:
@@ -73,7 +83,7 @@ def _with(container: Any, path: Key, value: Any) -> Any:
     if isinstance(container, tuple):
         items = list(container)
         items[int(head)] = _with(items[int(head)], rest, value)
-        return type(container)(items) if type(container) is tuple else type(container)(*items)
+        return tuple_like(container, items)
     if rest:
         if isinstance(container, MutableMapping) and head not in container:
             container[head] = {}

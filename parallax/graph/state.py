@@ -16,10 +16,9 @@ from torch.optim import Optimizer
 
 from parallax.errors import UnsupportedError
 from parallax.graph.discovery import StepObjects
-from parallax.graph.holders import Attributes, is_container, members
-from parallax.graph.paths import Access, Key, access, get_at, put_at, top
+from parallax.graph.holders import MAX_DEPTH, Attributes, is_container, members
+from parallax.graph.paths import Access, Key, access, dotted, get_at, put_at, top
 
-_DEEPEST = 6
 LeafKind = Literal["parameter", "buffer", "slot", "group", "tensor"]
 
 
@@ -50,7 +49,7 @@ def parameter_names(objects: StepObjects) -> dict[int, str]:
     for root, holder in objects.holders.items():
         for key, tensor in held_tensors(holder):
             if tensor.is_leaf and (tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)):
-                names.setdefault(id(tensor), _dotted(root, key))
+                names.setdefault(id(tensor), dotted(root, key))
     return names
 
 
@@ -100,7 +99,7 @@ def _all(objects: StepObjects, names: dict[int, str]) -> Iterator[Leaf]:
             if known is not None:
                 yield Leaf(known, "parameter", tensor, _refuse(known), get, known, root, key)
             else:
-                yield Leaf(_dotted(root, key), "tensor", tensor, put, get, None, root, key)
+                yield Leaf(dotted(root, key), "tensor", tensor, put, get, None, root, key)
     known_groups: set[int] = set()
     for root, optimizer in objects.optimizers.items():
         yield from _optimizer_leaves(root, optimizer, names, known_groups, objects.counters)
@@ -119,7 +118,7 @@ def _optimizer_leaves(
             if key == "params" or id(group) in known_groups:
                 continue
             for sub, number in _numbers(value):
-                name = f"{root}.group{index}.{_join(key, *sub)}"
+                name = dotted(f"{root}.group{index}", (key, *sub))
                 if isinstance(number, float | torch.Tensor | torch.SymFloat) or name in counters:
                     path: Key = ("group", index, key, *sub)
                     get, put = access(group, (key, *sub))
@@ -129,7 +128,7 @@ def _optimizer_leaves(
             for key, value in optimizer.state.get(parameter, {}).items():
                 for sub, item in _numbers(value):
                     path = ("state", variable, key, *sub)
-                    name = f"{root}.{variable}.{_join(key, *sub)}"
+                    name = dotted(f"{root}.{variable}", (key, *sub))
                     get, put = _slot(optimizer, parameter, (key, *sub))
                     yield Leaf(name, "slot", item, put, get, variable, root, path)
         known_groups.add(id(group))
@@ -161,7 +160,7 @@ def held_tensors(holder: Any) -> Iterator[tuple[Key, torch.Tensor]]:
 
 def _within(container: Any, key: Key, seen: dict[int, int]) -> Iterator[tuple[Key, torch.Tensor]]:
     depth = len(key)
-    if depth > _DEEPEST or seen.get(id(container), depth + 1) <= depth:
+    if depth > MAX_DEPTH or seen.get(id(container), depth + 1) <= depth:
         return
     if isinstance(container, torch.nn.Module | Optimizer):
         return
@@ -171,14 +170,6 @@ def _within(container: Any, key: Key, seen: dict[int, int]) -> Iterator[tuple[Ke
             yield (*key, name), value
         elif is_container(value):
             yield from _within(value, (*key, name), seen)
-
-
-def _join(*parts: str | int) -> str:
-    return ".".join(str(part) for part in parts)
-
-
-def _dotted(root: str, key: Key) -> str:
-    return _join(root, *key)
 
 
 def _refuse(name: str) -> Callable[[Any], None]:

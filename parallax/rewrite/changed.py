@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.aliases import is_given_away, memory_of, writes_to
+from parallax.graph.aliases import memory_of, writes_to
 from parallax.ops.resources import wait_gradients
 from parallax.rewrite.context import Rewriting
 
@@ -20,7 +20,8 @@ def note_changed_gradients(work: Rewriting) -> None:
     for node in work.graph.nodes:
         if node.target is wait_gradients:
             found = [user for user in node.users if user.target is operator.getitem]
-            changed = tuple(sorted(int(str(one.args[1])) for one in found if _is_changed(one)))
+            written = (one for one in found if next(writes_to(one), None) is not None)
+            changed = tuple(sorted(int(str(one.args[1])) for one in written))
             if changed:
                 node.args = (node.args[0], changed)
 
@@ -42,7 +43,3 @@ def copy_given_away(work: Rewriting) -> None:
 def _is_sum(memory: Node) -> bool:
     given = memory.args[0] if memory.target is operator.getitem else None
     return isinstance(given, Node) and given.target is wait_gradients
-
-
-def _is_changed(gradient: Node) -> bool:
-    return is_given_away(gradient) or next(writes_to(gradient), None) is not None

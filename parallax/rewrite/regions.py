@@ -87,26 +87,18 @@ def _same_memory(step: StepGraph) -> dict[Node, Node]:
 
 
 def _kinds(nodes: Sequence[Node], same_memory: dict[Node, Node]) -> dict[Node, Kind]:
-    def memory(node: Node) -> Node:
-        base = base_of(node)
-        return same_memory.get(base, base)
-
     kinds: dict[Node, Kind] = {}
     varying: set[Node] = set()
-    chosen = {memory(node) for node in nodes if _is_chosen(node)}
+    unknown = _of_unknown_memory(nodes, same_memory)
     for node in nodes:
         if node.op == "placeholder":
             kinds[node] = "input"
-        elif (
-            node.op != "call_function"
-            or _is_chosen(node)
-            or any(memory(source) in chosen for source in written_inputs(node))
-        ):
+        elif node.op != "call_function":
             kinds[node] = "replayed"
         else:
-            kinds[node] = _kind(node, kinds, varying)
-        if node.op == "call_function" and _varies(node, varying):
-            varying.add(node)
+            kinds[node] = "replayed" if node in unknown else _kind(node, kinds, varying)
+            if _varies(node, varying):
+                varying.add(node)
     for node in reversed(nodes):
         # What is replayed wants numbers, not tensors: so does what they are made of.
         if kinds[node] == "computed" and is_number(node) and _meets(node, kinds, "replayed"):
@@ -138,14 +130,25 @@ def _only_views(node: Node) -> bool:
     return is_view(node) and not written_inputs(node)
 
 
-def _is_chosen(node: Node) -> bool:
-    """Whether numbers of the step choose what a view is of (``x[i]``): which memory a region would
-    share with another of its inputs, and change, is only known in each step."""
-    return (
-        isinstance(node.target, torch._ops.OpOverload)
+def _of_unknown_memory(nodes: Sequence[Node], same_memory: dict[Node, Node]) -> set[Node]:
+    """Views that numbers of the step choose (``x[i]``), and what changes memory with such views:
+    which inputs of a region share what is changed would only be known in each step."""
+
+    def memory(node: Node) -> Node:
+        base = base_of(node)
+        return same_memory.get(base, base)
+
+    views = {
+        node
+        for node in nodes
+        if isinstance(node.target, torch._ops.OpOverload)
         and _only_views(node)
         and any(map(is_number, node.all_input_nodes))
-    )
+    }
+    viewed = {memory(view) for view in views}
+    return views | {
+        node for node in nodes if any(memory(source) in viewed for source in written_inputs(node))
+    }
 
 
 def _is_computable(node: Node) -> bool:

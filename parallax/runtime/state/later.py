@@ -12,7 +12,7 @@ import torch
 
 from parallax.graph.discovery import StepObjects
 from parallax.graph.holders import is_container
-from parallax.graph.paths import Key, get_at, put_at, top
+from parallax.graph.paths import Key, dotted, get_at, put_at, top, tuple_like
 from parallax.runtime.state.state_table import StateTable
 
 _CONTAINERS = (dict, list, tuple)
@@ -40,15 +40,11 @@ def _later(state: StateTable) -> dict[str, tuple[Any, bool]]:
             continue
         shared = (leaf.root, leaf.key[:1]) in first
         path = leaf.key if shared else leaf.key[:1]
-        name = _dotted(leaf.root, path)
+        name = dotted(leaf.root, path)
         was_read = name in found and found[name][1]
         value = get_at(state.objects.holders[leaf.root], path)
         found[name] = value, was_read or state.is_read(leaf)
     return found
-
-
-def _dotted(root: str, path: Key) -> str:
-    return ".".join([root, *map(str, path)])
 
 
 def _is_plain(value: Any) -> bool:
@@ -123,8 +119,7 @@ def _copied(value: Any) -> Any:
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         items = [_copied(item) for item in value]
-        is_named = isinstance(value, tuple) and type(value) is not tuple
-        return type(value)(*items) if is_named else type(value)(items)
+        return tuple_like(value, items) if isinstance(value, tuple) else type(value)(items)
     return value
 
 
