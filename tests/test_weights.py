@@ -6,6 +6,8 @@ import pytest
 import weights
 from pool import Pool
 
+from parallax.strategy.builders import Encoded, StrategyBuilder
+
 
 @pytest.mark.parametrize(
     ("name", "by_rows", "weigh"),
@@ -16,6 +18,7 @@ from pool import Pool
         ("equal for once", False, True),
         ("equal on one", False, False),
         ("recurrent", True, True),
+        ("LSTM", True, True),
         ("attention", True, True),
         ("rows", True, True),
         ("rows", False, False),
@@ -25,6 +28,30 @@ def test_all_workers_count_in_the_same_way(
     pool: Pool, name: str, by_rows: bool, weigh: bool
 ) -> None:
     for found in pool.run(2, weights.compare, name, by_rows, weigh):
+        assert isinstance(found, float), found
+        assert found < 1e-12
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    ["PS", "ZeRO", "Poseidon", "ProjectAdam", "Horovod", "auto", Encoded("bf16")],
+    ids=lambda one: one if isinstance(one, str) else one.title,
+)
+@pytest.mark.parametrize("name", ["recurrent", "LSTM", "attention"])
+def test_workers_may_make_gradients_in_another_order(
+    pool: Pool, name: str, strategy: StrategyBuilder | str
+) -> None:
+    for found in pool.run(2, weights.compare, name, True, True, strategy, 0.05):
+        assert isinstance(found, float), found
+        assert found < 1e-12
+
+
+@pytest.mark.parametrize("strategy", ["PS", "ZeRO", "Poseidon"])
+@pytest.mark.parametrize("world", [3, (0, 0, 1, 1)], ids=["on one host", "on two hosts"])
+def test_several_workers_may_have_no_rows(
+    pool: Pool, world: int | tuple[int, ...], strategy: str
+) -> None:
+    for found in pool.run(world, weights.compare, "recurrent", True, True, strategy, 0.05):
         assert isinstance(found, float), found
         assert found < 1e-12
 

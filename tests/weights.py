@@ -14,6 +14,7 @@ from parallax.errors import ParallaxError
 from parallax.graph.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
+from parallax.strategy.builders import StrategyBuilder
 
 Parts = list[tuple[torch.Tensor, ...]]
 """By worker, its batch."""
@@ -65,22 +66,23 @@ def _rows(counts: list[tuple[int, int]]) -> tuple[nn.Module, Loss, list[Parts]]:
 
 def _layers(name: str) -> tuple[nn.Module, Loss, list[Parts]]:
     """A layer whose gradients come in another order for one row, or none, than for several."""
-    layer = (
-        nn.GRU(4, 4, batch_first=True)
-        if name == "gru"
-        else nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
-    )
+    made: dict[str, Callable[[], nn.Module]] = {
+        "gru": lambda: nn.GRU(4, 4, batch_first=True),
+        "lstm": lambda: nn.LSTM(4, 4, batch_first=True),
+        "attention": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True),
+    }
+    layer = made[name]()
     model = nn.ModuleDict({"table": nn.Embedding(20, 4), "layer": layer, "out": nn.Linear(4, 3)})
 
     def loss(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         found = model["layer"](model["table"](ids))
-        found = found[0] if name == "gru" else found
+        found = found if name == "attention" else found[0]
         return F.cross_entropy(model["out"](found).flatten(0, 1), labels.flatten())
 
     def part(count: int) -> tuple[torch.Tensor, ...]:
         return torch.randint(20, (count, 5)), torch.randint(3, (count, 5))
 
-    counts = [(4, 4), (7, 1), (1, 6), (5, 0), (3, 3)]
+    counts = [(4, 4, 4, 4), (7, 1, 1, 2), (1, 6, 0, 2), (5, 0, 0, 2), (0, 3, 1, 0), (3, 3, 3, 3)]
     return model, loss, [[part(count) for count in each] for each in counts]
 
 
@@ -90,21 +92,32 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Loss, list[Parts]]]] = {
     "equal for once": lambda: _sequences([[(5, 5), (5, 5)], [(4, 6), (6, 7)]]),
     "equal on one": lambda: _sequences([[(5, 5), (5, 5)], [(4, 6), (7, 7)]]),
     "recurrent": lambda: _layers("gru"),
+    "LSTM": lambda: _layers("lstm"),
     "attention": lambda: _layers("attention"),
     "rows": lambda: _rows([(3, 5), (4, 4), (6, 2)]),
 }
 
 
-def compare(world: World, name: str, by_rows: bool, weigh: bool) -> float | str:
+def compare(
+    world: World,
+    name: str,
+    by_rows: bool,
+    weigh: bool,
+    strategy: StrategyBuilder | str = "HYBRID",
+    clip: float = 0.0,
+) -> float | str:
     """How far parameters are from those of one device, or what was refused.
 
     Args:
         name: of the case.
         by_rows: on one device, losses count by rows; else alike.
         weigh: the setting.
+        strategy: by which workers train.
+        clip: the norm to which gradients are clipped, if any.
     """
     torch.manual_seed(4)
-    model, loss, data = CASES[name]()
+    model, loss, everyone = CASES[name]()
+    data = [parts[: world.size] for parts in everyone]
     model.double()
     first = {key: value.clone() for key, value in model.state_dict().items()}
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -113,6 +126,8 @@ def compare(world: World, name: str, by_rows: bool, weigh: bool) -> float | str:
         optimizer.zero_grad()
         own = loss(*batch)
         own.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         return own
 
@@ -123,11 +138,14 @@ def compare(world: World, name: str, by_rows: bool, weigh: bool) -> float | str:
             if count == 0:
                 continue
             (loss(*batch) * count / sum(rows)).backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
     expected = {key: value.clone() for key, value in model.state_dict().items()}
 
     model.load_state_dict(first)
-    runner = Runner(step, discover(step), Config(workers=1, weigh_batches=weigh), world)
+    config = Config(workers=1, weigh_batches=weigh, strategy=strategy)
+    runner = Runner(step, discover(step), config, world)
     try:
         for parts in data:
             runner.run(*parts[world.rank])

@@ -116,11 +116,15 @@ class FactorEntry:
 class FactorsSpec(MessageSpec):
     """Gradients of one phase that travel as factors, ordered by message.
 
-    ``alone``: nothing else of the phase carries the control words at its end.
+    ``alone``: nothing else of the phase carries the control words at its end. ``phase`` is its
+    number in the step. ``turns``: of the message with sizes, then by message of factors, its turn
+    among the messages of the phase; they start where the graph says if there are none.
     """
 
     entries: tuple[FactorEntry, ...]
     alone: bool
+    phase: int = 0
+    turns: tuple[int, ...] = ()
 
     carries_words: ClassVar[bool] = True
 

@@ -157,17 +157,19 @@ class BucketEntry:
 
 @dataclass(frozen=True)
 class BucketsSpec:
-    """Dense gradients of one phase, in the order in which backward makes them; or, if ``in_turn``,
-    in an order that does not depend on this worker's graph: buckets then start one after the other.
+    """Dense gradients of one phase.
 
     With ``owners`` (one tuple of row ranges per entry, one range per worker) each worker receives
     only its own rows; without, every worker receives all. ``phase`` is its number in the step.
+    ``turns``: by bucket, its turn (or that of its first piece) among the messages of the phase, if
+    they start in an order that does not depend on this worker's graph; else a bucket starts when it
+    is full.
     """
 
     entries: tuple[BucketEntry, ...]
     owners: tuple[tuple[tuple[int, int], ...], ...] = ()
     phase: int = 0
-    in_turn: bool = False
+    turns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

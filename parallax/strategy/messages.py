@@ -37,13 +37,20 @@ def merge_messages(strategy: Strategy, analysis: Analysis, sizes: MessageSizes =
     for name, key in _pushes(strategy, analysis, sizes).items():
         group = numbers.setdefault(key, len(numbers) + 1)
         chosen[name] = msgspec.structs.replace(chosen[name], group=group)
-    for synchronizer in names_where(lambda one: one.merges):
-        found = _dense(strategy, analysis, sizes, synchronizer)
-        full = {number: place for place, (number, _) in enumerate(found.values())}
-        # Numbered in the order in which they are full: so they start.
-        for name, (number, pieces) in sorted(found.items(), key=lambda item: full[item[1][0]]):
-            group = numbers.setdefault((synchronizer, number), len(numbers) + 1)
-            chosen[name] = msgspec.structs.replace(chosen[name], group=group, pieces=pieces)
+    found = {
+        name: ((synchronizer, number), pieces)
+        for synchronizer in names_where(lambda one: one.merges)
+        for name, (number, pieces) in _dense(strategy, analysis, sizes, synchronizer).items()
+    }
+    place = {node: index for index, node in enumerate(analysis.step.graph.nodes)}
+    known = {n: min(place[known_after(mark)] for mark in analysis.gradients[n]) for n in found}
+    full: dict[object, int] = {}
+    for name in sorted(found, key=known.__getitem__):
+        full[found[name][0]] = known[name]
+    # Numbered in the order in which they are full: so they start.
+    for name, (key, pieces) in sorted(found.items(), key=lambda item: full[item[1][0]]):
+        group = numbers.setdefault(key, len(numbers) + 1)
+        chosen[name] = msgspec.structs.replace(chosen[name], group=group, pieces=pieces)
     return msgspec.structs.replace(strategy, variables=chosen)
 
 

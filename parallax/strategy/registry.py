@@ -97,6 +97,8 @@ class Synchronizer:
         encodes: it sums encoded gradients.
         casts: its rows may travel as another dtype.
         merges: its gradients travel in buckets together.
+        in_turn: its messages of gradients start in the order of the strategy's groups, whatever
+            order a worker's graph makes them in.
         check: what else can be wrong.
     """
 
@@ -123,6 +125,7 @@ class Synchronizer:
     encodes: bool = False
     casts: bool = False
     merges: bool = False
+    in_turn: bool = False
     check: Check = _nothing
 
 

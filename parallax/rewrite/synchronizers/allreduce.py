@@ -54,4 +54,5 @@ SYNCHRONIZER = Synchronizer(
     reductions=("ring", "tree", "halving"),
     encodes=True,
     merges=True,
+    in_turn=True,
 )

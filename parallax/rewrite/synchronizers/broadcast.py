@@ -14,4 +14,6 @@ def _broadcast(variable: Variable, choice: VariableStrategy, workers: int, hosts
     return (workers - 1) * summed_bytes(variable)
 
 
-SYNCHRONIZER = Synchronizer("broadcast", _broadcast, synchronize_dense, dense=True, merges=True)
+SYNCHRONIZER = Synchronizer(
+    "broadcast", _broadcast, synchronize_dense, dense=True, merges=True, in_turn=True
+)

@@ -14,6 +14,7 @@ from parallax.ops.reductions import remote_share
 from parallax.ops.resources import put_gradient, wait_gradients
 from parallax.ops.specs import BucketEntry, BucketsSpec
 from parallax.rewrite.context import Rewriting
+from parallax.rewrite.turns import in_order, message_of, take_turns, turns
 from parallax.strategy.data import ReductionName, VariableStrategy, everyone
 from parallax.strategy.messages import is_own_product
 from parallax.strategy.registry import MessageKind, facts
@@ -41,15 +42,15 @@ def sum_in_buckets(work: Rewriting, number: int, synchronizer: str) -> None:
         return
     order = work.order()
     known = {mark: known_after(mark) for mark in marks}
-    marks = sorted(marks, key=lambda mark: order[known[mark]])
-    in_turn = _nothing_in_between(work)
-    if in_turn:
-        places = {name: place for place, name in enumerate(work.strategy.variables)}
-        marks.sort(key=lambda m: (_group(work, m), places[str(m.args[1])]))
+    waits = take_turns(work)
+    marks = in_order(work, marks) if waits else sorted(marks, key=lambda m: order[known[m]])
     entries = _entries(work, marks)
     sharded = facts(work.strategy.variables[entries[0].name]).sharded
     owners = tuple(work.layout(entry.name).ranges() for entry in entries) if sharded else ()
-    resource = work.resource(BucketsSpec(entries, owners, number, in_turn), "buckets")
+    of_bucket = {entry.bucket: mark for entry, mark in zip(entries, marks, strict=True)}
+    turn = turns(work, phase) if waits else {}
+    own = tuple(turn[of_bucket[bucket]] for bucket in sorted(of_bucket)) if waits else ()
+    resource = work.resource(BucketsSpec(entries, owners, number, own), "buckets")
     for index, mark in enumerate(marks):
         if entries[index].pieces > 1:
             _put_pieces(work, mark, known[mark], resource, index, entries[index])
@@ -64,21 +65,6 @@ def sum_in_buckets(work: Rewriting, number: int, synchronizer: str) -> None:
             mark.replace_all_uses_with(value)
     for mark in marks:
         work.graph.erase_node(mark)
-
-
-def _group(work: Rewriting, mark: Node) -> int:
-    return work.strategy.variables[str(mark.args[1])].group
-
-
-def _nothing_in_between(work: Rewriting) -> bool:
-    """Whether plain buckets are all that these messages are: then workers may make gradients in
-    another order, as they do where their batches differ in size, since buckets can have the
-    strategy's. What others send among them keeps to the graph."""
-    return all(
-        facts(choice).sparse
-        or (choice.synchronizer in ("allreduce", "none") and choice.encoder == "none")
-        for choice in work.strategy.variables.values()
-    )
 
 
 def _put(work: Rewriting, mark: Node, known: Node, resource: Node, index: int) -> None:
@@ -134,10 +120,7 @@ def _entries(work: Rewriting, marks: list[Node]) -> tuple[BucketEntry, ...]:
         encoder = (choice.encoder, options)
         broadcast = choice.synchronizer == "broadcast"
         how = ("broadcast" if broadcast else choice.reduction, choice.order)
-        key: object = (variable.dtype, choice.average, by_host, encoder, how, choice.group)
-        if choice.pieces > 1:
-            key = mark
-        bucket = buckets.setdefault(key, len(buckets))
+        bucket = buckets.setdefault(message_of(work, mark), len(buckets))
         entries.append(
             BucketEntry(
                 variable.name,

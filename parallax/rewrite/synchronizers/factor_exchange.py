@@ -19,6 +19,7 @@ from parallax.ops.factors import SIZES, WHOLE, WORDS, FactorEntry, FactorsSpec, 
 from parallax.ops.resources import finish, start
 from parallax.rewrite.blocks import can_multiply_in_blocks
 from parallax.rewrite.context import Phase, Rewriting
+from parallax.rewrite.turns import in_order, message_of, take_turns, turns
 from parallax.strategy.cost import factor_bytes
 from parallax.strategy.registry import facts
 
@@ -30,35 +31,38 @@ LEAST_BYTES = 1 << 20
 
 def synchronize_factors(work: Rewriting) -> None:
     """Send factors instead of multiplying them; multiply what came where it is first used."""
-    for phase in work.phases:
+    for phase_number, phase in enumerate(work.phases):
         for synchronizer in ("factors", "factor_push"):
             names = set(work.names_with(synchronizer))
             marks = [mark for mark in phase.marks if mark.args[1] in names]
             if marks:
-                _phase(work, phase, marks)
+                _phase(work, phase_number, synchronizer, marks)
 
 
-def _phase(work: Rewriting, phase: Phase, marks: list[Node]) -> None:
+def _phase(work: Rewriting, phase_number: int, synchronizer: str, marks: list[Node]) -> None:
+    phase = work.phases[phase_number]
     order = work.order()
     products = {mark: products_of(mark) for mark in marks}
     known = {
         mark: max((p.node for p in products[mark]), key=order.__getitem__, default=mark)
         for mark in marks
     }
-    marks = sorted(marks, key=lambda mark: order[known[mark]])
+    waits = take_turns(work)
+    marks = in_order(work, marks) if waits else sorted(marks, key=lambda m: order[known[m]])
     messages: dict[object, list[Node]] = {}
     for mark in marks:
-        variable = work.analysis.variables[str(mark.args[1])]
-        key = (variable.dtype, work.strategy.variables[variable.name].group)
-        messages.setdefault(key, []).append(mark)
+        messages.setdefault(message_of(work, mark), []).append(mark)
     ordered = [mark for group in messages.values() for mark in group]
     numbers = {mark: n for n, group in enumerate(messages.values()) for mark in group}
     alone = not any(_in_buckets(work, mark) for mark in phase.marks)
     entries = tuple(_entry(work, mark, products[mark], numbers[mark]) for mark in ordered)
     multiplied = {mark: entry.multiplied for mark, entry in zip(ordered, entries, strict=True)}
-    resource = work.resource(FactorsSpec(tuple(e.name for e in entries), entries, alone), "factors")
+    turn = turns(work, phase) if waits else {}
+    own = (turn[synchronizer], *(turn[group[0]] for group in messages.values())) if waits else ()
+    names = tuple(entry.name for entry in entries)
+    resource = work.resource(FactorsSpec(names, entries, alone, phase_number, own), "factors")
     starts = [p.node for group in products.values() for p in group] + list(known.values())
-    heavy = [next(node for node in order if computes_much(node))] if any(products.values()) else []
+    heavy = [next((node for node in order if computes_much(node)), starts[0])]
     with work.graph.inserting_before(min(starts + heavy, key=order.__getitem__)):
         sizes = [size for mark in ordered for size in _sizes(work, mark, products[mark])]
         work.call(start, resource, SIZES, sizes)
@@ -66,7 +70,8 @@ def _phase(work: Rewriting, phase: Phase, marks: list[Node]) -> None:
         with work.graph.inserting_before(phase.first_use):
             work.call(finish, resource, WORDS)
     for number, group in enumerate(messages.values()):
-        _send(work, resource, number, group, products, known[group[-1]])
+        last = max((known[mark] for mark in group), key=order.__getitem__)
+        _send(work, resource, number, group, products, last)
         _receive(work, resource, number, group, products, order, phase, multiplied)
 
 

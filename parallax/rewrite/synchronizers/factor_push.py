@@ -36,4 +36,5 @@ SYNCHRONIZER = Synchronizer(
     sharded=True,
     whole=True,
     merges=True,
+    in_turn=True,
 )

@@ -26,4 +26,5 @@ SYNCHRONIZER = Synchronizer(
     dense=True,
     factors=True,
     merges=True,
+    in_turn=True,
 )

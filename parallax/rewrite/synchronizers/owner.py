@@ -28,4 +28,5 @@ SYNCHRONIZER = Synchronizer(
     axes=True,
     reductions=RING,
     merges=True,
+    in_turn=True,
 )

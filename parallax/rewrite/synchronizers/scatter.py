@@ -57,11 +57,13 @@ def _reads(work: Rewriting) -> dict[str, list[Node]]:
 
 
 def _gather(work: Rewriting, reads: dict[str, list[Node]]) -> None:
-    """Start the messages one after the other, and await each where it is first read."""
+    """Start the messages one after the other, and await each where it, or one after it, is first
+    read. They are in the strategy's order, which workers share whose graphs read in another."""
     order = work.order()
     first_read = {name: min(found, key=order.__getitem__) for name, found in reads.items()}
     messages: dict[object, list[str]] = {}
-    for name in sorted(reads, key=lambda name: order[first_read[name]]):
+    # Sorting keeps the order of the strategy's variables.
+    for name in sorted(reads, key=lambda name: work.strategy.variables[name].pull_group):
         pulled = work.strategy.variables[name].pull_group
         key = (work.analysis.variables[name].dtype, pulled, work.ring(name))
         messages.setdefault(key, []).append(name)
@@ -69,11 +71,14 @@ def _gather(work: Rewriting, reads: dict[str, list[Node]]) -> None:
         return
     resource = work.resource(_spec(work, list(messages.values())), "gather")
     begin = next(n for n in work.graph.nodes if n.op not in ("placeholder", "get_attr"))
+    left = list(messages.values())
     for number, group in enumerate(messages.values()):
+        read = min((first_read[n] for one in left for n in one), key=order.__getitem__)
+        left.pop(0)
         with work.graph.inserting_before(begin):
             shards = [work.step.placeholder(name) for name in group]
             work.call(start, resource, number, shards)
-        with work.graph.inserting_before(first_read[group[0]]):
+        with work.graph.inserting_before(read):
             values = work.call(finish, resource, number)
             wholes = [work.item(values, index) for index in range(len(group))]
         for name, whole in zip(group, wholes, strict=True):
@@ -137,5 +142,6 @@ SYNCHRONIZER = Synchronizer(
     axes=True,
     reductions=RING,
     merges=True,
+    in_turn=True,
     check=_problems,
 )

@@ -15,6 +15,7 @@ import torch
 from parallax.errors import BatchError, DisagreementError, RowIdError
 from parallax.runtime.comm.id_messages import IdsUnderWay, Room
 from parallax.runtime.comm.pending import Pending
+from parallax.runtime.comm.turns import Turns
 from parallax.runtime.comm.world import World
 
 INTEGERS = 3
@@ -81,6 +82,8 @@ class StepControl:
         self.world = world
         self.usual_weight = max(usual_weight, 1)
         self.step = Step(0, self.usual_weight)
+        self.turns = Turns()
+        """Of the step's messages of dense gradients."""
         self.total = self.weight * world.size
         self._rooms: dict[tuple[str, int], Room] = {}
         self._weighs_early = False
@@ -91,6 +94,7 @@ class StepControl:
     def begin(self, step: Step) -> None:
         """Start a step."""
         self.step = step
+        self.turns = Turns()
         self.total = step.weight * self.world.size
         if self._weighs_early:
             self._settle_rows()

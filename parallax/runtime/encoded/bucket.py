@@ -23,7 +23,7 @@ the same time on all workers, and the order within a group must be."""
 class EncodedBucket(ABC):
     """Gradients that travel together, encoded, and what is kept of them between steps.
 
-    A step puts the gradients in, which starts the first message when all are there. It calls
+    A step puts the gradients in, and starts the first message when all are there. It calls
     :meth:`advance` until no further message follows, then :meth:`words`, :meth:`finish` and, if all
     workers agree, :meth:`commit`. Until then nothing that is kept has changed.
     """
@@ -88,7 +88,7 @@ class EncodedBucket(ABC):
     # -- A step -----------------------------------------------------------------------------
 
     def put(self, number: int, gradient: torch.Tensor) -> bool:
-        """Take one gradient, flat; with the last the first message leaves. Whether it did."""
+        """Take one gradient, flat. Whether it is the last, and the first message can leave."""
         first, count = self._places[number], self._counts[number]
         encoded = self._encoded[number]
         target = self.values if encoded else self.plain
@@ -96,11 +96,12 @@ class EncodedBucket(ABC):
         if encoded:
             target[first + count : first + self._room(count)].zero_()
         self.filled += 1
-        if self.filled == len(self.entries):
-            self.filled = self._started = 0
-            self._start(0)
-            return True
-        return False
+        return self.filled == len(self.entries)
+
+    def start(self) -> None:
+        """Start the first message, when all gradients are there."""
+        self.filled = self._started = 0
+        self._start(0)
 
     def advance(self, number: int) -> None:
         """Start a message, unless that is done, when the one before it has arrived."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -38,6 +38,8 @@ class _Bucket:
         self.has_words = has_words
         self.entries: list[int] = []
         self.filled = 0
+        self.turn = 0
+        """When it starts among the phase's messages, where they take turns."""
         self.pending: Pending | Later | None = None
         self.sum: HostSum | None = None
         """How the workers of this host sum it, if they share memory."""
@@ -83,7 +85,7 @@ class Buckets:
         self._buckets: list[_Bucket] = []
         self._encoded: list[EncodedBucket] = []
         self._full: list[EncodedBucket] = []
-        """Encoded buckets under way, in the order in which they were full."""
+        """Encoded buckets under way, in the order in which they started."""
         self._encoded_places: dict[int, tuple[EncodedBucket, int]] = {}
         """By gradient that is in one, the encoded bucket and its number there."""
         self._places: list[list[tuple[_Bucket, Places]]] = []
@@ -96,8 +98,6 @@ class Buckets:
         """By gradient, a sum that nobody else reads."""
         self._lay_out_encoded(encoded)
         self._lay_out()
-        self._waiting = self._buckets[::-1]
-        """Buckets to be started in turn, the next one last."""
 
     # -- Layout -----------------------------------------------------------------------------
 
@@ -126,6 +126,7 @@ class Buckets:
             bucket = by_number.get(entry.bucket)
             if bucket is None:
                 bucket = by_number[entry.bucket] = _Bucket(entry)
+                bucket.turn = self._turn(entry)
                 self._buckets.append(bucket)
             bucket.entries.append(index)
             self._places.append([(bucket, [])])
@@ -134,6 +135,9 @@ class Buckets:
                 self._lay_out_for_owners(bucket)
             else:
                 self._lay_out_whole(bucket)
+
+    def _turn(self, entry: BucketEntry) -> int:
+        return self.spec.turns[entry.bucket] if self.spec.turns else 0
 
     def _lay_out_pieces(self, index: int, entry: BucketEntry) -> None:
         """Pieces follow one another in memory, so that the gradient is whole when all arrived."""
@@ -148,6 +152,7 @@ class Buckets:
             storage = area.own
             self._areas[index] = area
         for piece, bucket in enumerate(buckets):
+            bucket.turn = self._turn(entry) + piece
             first, last = (row * width for row in entry.rows(piece))
             last += FLOATS * bucket.has_words
             bucket.entries.append(index)
@@ -236,7 +241,8 @@ class Buckets:
             flat = moved.reshape(-1)
             encoded, number = self._encoded_places[index]
             if encoded.put(number, flat):
-                self._full.append(encoded)
+                turn = self._turn(self.spec.entries[index])
+                self._start_in_turn(turn, lambda: self._start_encoded(encoded))
             return
         bucket, places = self._places[index][piece]
         if bucket.filled == 0 and bucket.has_words:
@@ -252,14 +258,19 @@ class Buckets:
                 out = bucket.buffer[offset : offset + count]
                 self.control.put(flat[start : start + count], out, bucket.average)
         bucket.filled += 1
-        if not self.spec.in_turn:
-            if bucket.is_full:
-                self._start(bucket)
-            return
-        while self._waiting and self._waiting[-1].is_full:
-            self._start(self._waiting.pop())
-        if not self._waiting:
-            self._waiting = self._buckets[::-1]
+        if bucket.is_full:
+            self._start_in_turn(bucket.turn, lambda: self._start(bucket))
+
+    def _start_in_turn(self, turn: int, start: Callable[[], None]) -> None:
+        """Start a message that is full: at once, or when those before it have started."""
+        if self.spec.turns:
+            self.control.turns.take(self.spec.phase, turn, start)
+        else:
+            start()
+
+    def _start_encoded(self, encoded: EncodedBucket) -> None:
+        encoded.start()
+        self._full.append(encoded)
 
     def _advance_early(self) -> None:
         """Go on with encoded buckets that need not be waited for, one after the other."""
@@ -336,7 +347,7 @@ class Buckets:
         left = {id(bucket) for bucket in self._of(late)}
         buckets = [bucket for bucket in self._buckets if id(bucket) not in left]
         self._arrive(buckets)
-        # In the order in which they were full, as early ones.
+        # In the order in which they started, as early ones.
         for message in range(1, max((e.messages for e in self._full), default=1)):
             for encoded in self._full:
                 encoded.advance(message)

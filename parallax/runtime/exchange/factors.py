@@ -67,10 +67,19 @@ class FactorExchange:
             number: the message.
             values: U and V of each of its gradients; of ``SIZES``, their sizes.
         """
-        if number == SIZES:
-            self._tell(values)
+
+        def begin() -> None:
+            if number == SIZES:
+                self._tell(values)
+            else:
+                self._send(number, values)
+
+        if self.spec.turns:
+            # The first turn is that of the sizes.
+            turn = self.spec.turns[number + 1]
+            self.control.turns.take(self.spec.phase, turn, begin)
         else:
-            self._send(number, values)
+            begin()
 
     def _tell(self, sizes: Sequence[int]) -> None:
         self._forget()
