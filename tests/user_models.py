@@ -28,7 +28,8 @@ def _looked_up(
         return loss
 
     ids = torch.int32 if isinstance(table, nn.EmbeddingBag) else torch.int64
-    return [table], step, [(torch.randint(41, (rows, 3), dtype=ids),) for _ in range(STEPS)]
+    known = len(table.weight)
+    return [table], step, [(torch.randint(known, (rows, 3), dtype=ids),) for _ in range(STEPS)]
 
 
 def _two_tasks(rows: int, table: nn.Module) -> Built:
@@ -74,6 +75,13 @@ def sparse_momentum(rows: int) -> Built:
     """A slot that is a sparse tensor."""
     table = nn.Embedding(41, 4, sparse=True)
     return _looked_up(torch.optim.SGD, table, rows, lr=0.1, momentum=0.9)
+
+
+@case
+def table_of_one_row(rows: int) -> Built:
+    """As many rows as a step touches; all workers but one own none."""
+    table = nn.Embedding(1, 4, sparse=True)
+    return _looked_up(torch.optim.SparseAdam, table, rows, lr=0.05)
 
 
 @case

@@ -322,7 +322,9 @@ class _Follower:
             self.component.sized[node] = None
             self.take(node)
             self._bring_others(node)
-        elif node.op == "call_function" and is_row_by_row(node.target):
+        elif node.op == "call_function" and (
+            is_row_by_row(node.target) or node.target is aten.sparse_mask.default
+        ):
             self.take(node)
             self._bring_others(node)
         else:
