@@ -8,7 +8,7 @@ from typing import Any
 
 import equality
 import torch
-from errors_help import among, linear, rows
+from errors_help import alone, among, linear, rows
 from torch import nn
 
 from parallax.config import Config
@@ -78,6 +78,12 @@ def differing(world: World, what: str) -> None:
     )
     if what == "optimizer" and odd:
         optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    if what == "loaded":
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
+        before = alone(plain(model, optimizer))
+        before.run(rows())
+        saved = before.state_dict()
+        optimizer = torch.optim.Adam(model.parameters(), 0.1)
     config = Config(workers=1, seed=3)
     if what == "average" and odd:
         config = Config(workers=1, seed=3, average_dense=False)
@@ -91,6 +97,8 @@ def differing(world: World, what: str) -> None:
             return inner(x * held["scales"].sum())
 
     runner = Runner(step, discover(step), config, world, lambda: sizes)
+    if what == "loaded" and odd:
+        runner.load_state_dict(saved)
     batch: Any = rows()
     if what == "dims" and odd:
         batch = batch[None]

@@ -43,6 +43,13 @@ DIFFERENT: dict[str, tuple[str, tuple[str, ...]]] = {
     "frozen": ("DisagreementError", ("worker 1 has frozen parameter 1.bias",)),
     "rate": ("DisagreementError", ("optimizer.group0.lr = 0.2", "optimizer.group0.lr = 0.1")),
     "optimizer": ("DisagreementError", ("Workers differ in models: worker 1 has",)),
+    "loaded": (
+        "DisagreementError",
+        (
+            "worker 1 has slot optimizer.0.weight.step of shape () and float32, worker 0 has no",
+            "load a state on all of them, or on none",
+        ),
+    ),
     "average": (
         "DisagreementError",
         (

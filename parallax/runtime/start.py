@@ -69,7 +69,8 @@ def agree_on_everything(
         world,
         "models",
         describe_state(leaves),
-        "build the same model and optimizer with the same settings on every worker.",
+        "build the same model and optimizer with the same settings on every worker; load a state "
+        "on all of them, or on none.",
     )
     agree_on(
         world,
