@@ -123,6 +123,69 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(name: str) -> 
     assert bad_steps.same(before, runner.state_dict())
 
 
+OTHER_SHAPES: dict[str, tuple[Callable[[State], Any], str]] = {
+    "beside others": (
+        lambda s: {**s, "epoch": 3, "scheduler": {"last_epoch": 3}},
+        "{name: loaded[name] for name in ['model', 'optimizer']}",
+    ),
+    "under a key": (lambda s: {"state": s, "epoch": 3}, "loaded['state']"),
+    "under two keys": (lambda s: {"run": {"state": s}, "epoch": 3}, "loaded['run']['state']"),
+    "by other names": (
+        lambda s: {"model_state_dict": s["model"], "optim": s["optimizer"], "epoch": 3},
+        "{'model': loaded['model_state_dict'], 'optimizer': loaded['optim']}",
+    ),
+    "by one other name": (
+        lambda s: {"net": s["model"], "optimizer": s["optimizer"]},
+        "{'model': loaded['net'], 'optimizer': loaded['optimizer']}",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_SHAPES)
+def test_a_state_in_another_shape_is_refused_with_what_to_pass(name: str) -> None:
+    shape, wanted = OTHER_SHAPES[name]
+    runner, _ = trained()
+    saved = runner.state_dict()
+    runner.run(torch.tensor([1, 2]))
+    loaded = shape(saved)
+    error = raised(lambda: runner.load_state_dict(loaded), CheckpointError, "does not fit this run")
+    assert f"pass {wanted}, where loaded is what was given; nothing was changed" in error.hint
+    runner.load_state_dict(eval(wanted, {"loaded": loaded}))
+    assert bad_steps.same(saved, runner.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"),
+    [
+        (lambda s: s["model"], "model.load_state_dict(loaded)"),
+        (lambda s: {"model": s["model"], "epoch": 3}, "model.load_state_dict(loaded['model'])"),
+        (lambda s: {"net": s["model"]}, "model.load_state_dict(loaded['net'])"),
+    ],
+)
+def test_a_state_of_models_alone_is_loaded_by_these(
+    shape: Callable[[State], Any], wanted: str
+) -> None:
+    runner, _ = trained()
+    loaded = shape(runner.state_dict())
+    error = raised(lambda: runner.load_state_dict(loaded), CheckpointError, "missing 'optimizer'")
+    assert f"call {wanted} before the first step, on all workers" in error.hint
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda s: {"state": s["optimizer"]},
+        lambda s: {"first": s["model"], "second": s["model"], "optimizer": s["optimizer"]},
+        lambda s: {1: "epoch", "two": s["optimizer"]["param_groups"]},
+    ],
+)
+def test_what_is_not_known_gets_no_such_advice(shape: Callable[[State], Any]) -> None:
+    runner, _ = trained()
+    loaded = shape(runner.state_dict())
+    error = raised(lambda: runner.load_state_dict(loaded), CheckpointError, "missing 'model'")
+    assert "load the state of the same models and optimizers" in error.hint
+
+
 def test_a_fresh_run_takes_no_state_with_other_slots() -> None:
     given, _ = trained(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9))
     torch.manual_seed(0)

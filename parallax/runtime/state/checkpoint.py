@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,8 @@ from parallax.runtime.comm.world import World
 from parallax.runtime.encoded.pool import STATE as ENCODERS_STATE
 from parallax.runtime.encoded.pool import EncodedBuckets
 from parallax.runtime.encoded.pool import problems as encoder_problems
-from parallax.runtime.state.later import GivenLater, needed_later, saved_later
+from parallax.runtime.state.advice import Fits, advice
+from parallax.runtime.state.later import GivenLater, holds_tensors, needed_later, saved_later
 from parallax.runtime.state.state_table import StateTable
 from parallax.strategy.layout import RowLayout
 
@@ -113,44 +114,69 @@ def load_state(
         )
     state.refresh()
     problems: list[str] = []
-    given = dict(given)
-    kept = given.pop(ENCODERS_STATE, {})
+    kept = given.get(ENCODERS_STATE, {})
     shapes = {leaf.name: tuple(leaf.value.shape) for leaf in _parameters(state)}
     problems += encoder_problems(kept, shapes)
-    loose = {leaf.name: leaf for leaf in _loose(state) if not state.is_later(leaf)}
+    known = {leaf.name: leaf for leaf in _loose(state) if not state.is_later(leaf)}
     whole = {*objects.models, *objects.optimizers}
-    needed = {name for name, leaf in loose.items() if state.is_state(leaf)}
-    others = {name: value for name, value in given.items() if name not in whole}
-    later = GivenLater(objects, others, set(loose))
-    given = {name: value for name, value in given.items() if name in whole} | later.flat
-    missing = ((whole | needed) - set(given)) | (needed_later(state) - others.keys())
+    needed = {name for name, leaf in known.items() if state.is_state(leaf)}
+    others = {n: value for n, value in given.items() if n not in whole and n != ENCODERS_STATE}
+    later = GivenLater(objects, others, set(known))
+    taken = {name: value for name, value in given.items() if name in whole} | later.flat
+    made = needed_later(state)
+    missing = ((whole | needed) - taken.keys()) | (made - others.keys())
     problems += [f"missing {name!r}" for name in sorted(missing)]
-    problems += [f"unexpected {name!r}" for name in sorted(later.unexpected)]
+    problems += [f"unexpected {name!r}" for name in sorted(later.unexpected, key=str)]
     loose = {
         name: leaf
-        for name, leaf in loose.items()
-        if name in given and state.is_state(leaf) is not False
+        for name, leaf in known.items()
+        if name in taken and state.is_state(leaf) is not False
     }
     for name, model in objects.models.items():
-        if name in given:
+        if name in taken:
             own = model.state_dict(keep_vars=True)
-            problems += _compare(f"{name}.", own, given[name])
+            problems += _compare(f"{name}.", own, taken[name])
     for name, leaf in loose.items():
-        problems += _compare("", {name: leaf.value}, {name: given[name]})
+        problems += _compare_value(name, leaf.value, taken[name])
     for name, optimizer in objects.optimizers.items():
-        if name in given:
-            problems += _compare_optimizer(name, optimizer, given[name])
+        if name in taken:
+            problems += _compare_optimizer(name, optimizer, taken[name])
     if problems:
-        more = f" and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise CheckpointError(
-            "The state does not fit this run: " + "; ".join(problems[:10]) + more + ".",
-            hint="load the state of the same models and optimizers, under the same names; slots of "
-            "variables that were frozen then are missing to a run that has trained them, and not "
-            "to a new one; nothing was changed.",
-        )
+        parts = _parts(objects, [known[name] for name in sorted(needed | (known.keys() & given))])
+        parts |= dict.fromkeys(made, holds_tensors)
+        if ENCODERS_STATE in given:
+            parts[ENCODERS_STATE] = lambda value: not encoder_problems(value, shapes)
+        raise _refused(problems, advice(given, parts, objects.models))
     later.take()
-    _take(objects, state, given, loose)
+    _take(objects, state, taken, loose)
     encoded.load(kept)
+
+
+def _parts(objects: StepObjects, loose: Sequence[Leaf]) -> dict[str, Fits]:
+    """By name of each part of a run's state, whether something can be it."""
+
+    def compared(find: Callable[..., list[str]], *own: Any) -> Fits:
+        return lambda value: not find(*own, value)
+
+    parts = {
+        name: compared(_compare, "", model.state_dict(keep_vars=True))
+        for name, model in objects.models.items()
+    }
+    parts |= {n: compared(_compare_optimizer, n, one) for n, one in objects.optimizers.items()}
+    return parts | {leaf.name: compared(_compare_value, leaf.name, leaf.value) for leaf in loose}
+
+
+def _refused(problems: Sequence[str], advised: str) -> CheckpointError:
+    more = f" and {len(problems) - 10} more" if len(problems) > 10 else ""
+    usual = (
+        "load the state of the same models and optimizers, under the same names; slots of "
+        "variables that were frozen then are missing to a run that has trained them, and not "
+        "to a new one"
+    )
+    return CheckpointError(
+        f"The state does not fit this run: {'; '.join(problems[:10])}{more}.",
+        hint=f"{advised or usual}; nothing was changed.",
+    )
 
 
 def _take(
@@ -208,6 +234,10 @@ def _as_saved(sharded: torch.device, held: Any, whole: Any) -> Any:
         return held
     device = sharded if held.device.type == "meta" else held.device
     return whole.detach().to(device, copy=True)
+
+
+def _compare_value(name: str, own: Any, given: Any) -> list[str]:
+    return _compare("", {name: own}, {name: given})
 
 
 def _compare(prefix: str, own: Mapping[str, Any], given: Any) -> list[str]:

@@ -63,16 +63,20 @@ class GivenLater:
         known: the names of leaves that values are copied to.
     """
 
-    def __init__(self, objects: StepObjects, given: Mapping[str, Any], known: set[str]) -> None:
+    def __init__(self, objects: StepObjects, given: Mapping[Any, Any], known: set[str]) -> None:
         self.flat: dict[str, Any] = {}
         """The entries, or their items, that are known leaves."""
-        self.unexpected: list[str] = []
+        self.unexpected: list[Any] = []
         self._places: list[tuple[Any, Key, Any]] = []
         for name, value in given.items():
             items = dict(_items(name, value))
             if items and items.keys() <= known:
                 self.flat |= items
-            elif (place := _place(objects, name)) is not None and _holds_tensors(value):
+            elif (
+                isinstance(name, str)
+                and holds_tensors(value)
+                and (place := _place(objects, name)) is not None
+            ):
                 self._places.append((*place, value))
             else:
                 self.unexpected.append(name)
@@ -88,7 +92,8 @@ class GivenLater:
                 put_at(holder, path, _copied(value))
 
 
-def _holds_tensors(value: Any) -> bool:
+def holds_tensors(value: Any) -> bool:
+    """Whether something can be what steps made: tensors, or plain containers with some."""
     items = [item for _, item in _items("", value)]
     return _is_plain(value) and any(isinstance(item, torch.Tensor) for item in items)
 
