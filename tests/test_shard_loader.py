@@ -251,8 +251,11 @@ def test_whole_batches_of_an_own_batch_sampler_are_dealt_in_turn() -> None:
     assert on_each(2, make, len) == [2, 2]
     with pytest.raises(ShardError, match="The list has 5 batches, which 2 workers cannot share"):
         on_each(2, lambda: make("error"), lists)
-    with pytest.raises(ShardError, match="The list has 5 batches, fewer than the 6 workers"):
+    with pytest.raises(
+        ShardError, match="The list has 5 batches, fewer than the 6 workers"
+    ) as caught:
         on_each(6, make, lists)
+    assert caught.value.hint == "use at most 5 workers, or smaller batches."
 
 
 def test_an_endless_sampler_is_split() -> None:

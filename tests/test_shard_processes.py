@@ -112,14 +112,34 @@ def test_streams_of_loader_processes_may_be_empty_but_not_all() -> None:
         return shard(DataLoader(stream, batch_size=2, num_workers=2, drop_last=drop_last))
 
     assert on_each(2, lambda: make(range(4)), lists) == [[[0, 2]], [[1, 3]]]
-    for nothing in (lambda: make(), lambda: make(range(2), drop_last=True)):
+    for nothing, wanted, hint in (
+        (lambda: make(), "one", "use fewer num_workers or more data"),
+        (
+            lambda: make(range(2), drop_last=True),
+            "a batch of 2",
+            "use a smaller batch size, drop_last=False, fewer num_workers or more data",
+        ),
+    ):
         with pytest.raises(ShardError) as caught:
             on_each(2, nothing, lists)
         assert (
-            "No batches: the Files has too few items for a batch of 2 on each of the 2 workers"
-            in (caught.value.problem)
+            f"No batches: the Files has too few items for {wanted} on each of the 2 workers from "
+            "any process of the DataLoader" in caught.value.problem
         )
-        assert "fewer num_workers" in caught.value.hint
+        assert hint in caught.value.hint
+
+
+def test_a_stream_that_is_too_short_for_full_batches_says_what_to_do() -> None:
+    def make() -> Any:
+        return shard(DataLoader(Files(range(3)), batch_size=2, drop_last=True))
+
+    with pytest.raises(ShardError) as caught:
+        on_each(2, make, lists)
+    assert (
+        "the Files has too few items for a batch of 2 on each of the 2 workers, and drop_last=True "
+        "leaves out what is less" in caught.value.problem
+    )
+    assert caught.value.hint == "use a smaller batch size, drop_last=False or more data."
 
 
 class Noise(Dataset[torch.Tensor]):

@@ -103,7 +103,8 @@ class Division:
             raise ShardError(
                 f"{self._subject()} has {_count(total, self.unit)}, fewer than the {workers}"
                 f" workers: {workers - total} would have none.",
-                hint=f"use at most {_count(total, 'workers')}, or more data.",
+                hint=f"use at most {_count(total, 'workers')}, or"
+                f" {'smaller batches' if self.unit == 'batches' else 'more data'}.",
             )
         if self.length(total, workers) == 0:
             raise ShardError(

@@ -127,18 +127,15 @@ class ShardedLoader(DataLoader[T_co]):
         if self.num_workers:
             # The processes have copies: this one, from which the next are made, counts here.
             stream.epoch += 1
-        return _AtLeastOne(batches, stream, self.batch_size)
+        return _AtLeastOne(batches, self)
 
 
 class _AtLeastOne(Iterator[Any]):
     """Batches of a stream, which cannot tell beforehand that there will be none."""
 
-    def __init__(
-        self, batches: Iterator[Any], stream: ShardedStream[Any], batch_size: int | None
-    ) -> None:
+    def __init__(self, batches: Iterator[Any], loader: ShardedLoader[Any]) -> None:
         self._batches = batches
-        self._stream = stream
-        self._batch_size = batch_size
+        self._loader = loader
         self._empty = True
 
     def __next__(self) -> Any:
@@ -147,15 +144,27 @@ class _AtLeastOne(Iterator[Any]):
         except StopIteration:
             if not self._empty:
                 raise
-            _, workers = worker_identity()
-            raise ShardError(
-                f"No batches: {source_name(self._stream.source)} has too few items for a batch of"
-                f" {self._batch_size or 1} on each of the {workers} workers from any process of the"
-                " DataLoader.",
-                hint="use a smaller batch size, fewer num_workers, drop_last=False or more data.",
-            ) from None
+            raise self._error() from None
         self._empty = False
         return batch
+
+    def _error(self) -> ShardError:
+        loader, stream = self._loader, self._loader._dealer
+        _, workers = worker_identity()
+        wanted, where, remedies = "one", "", ["more data"]
+        if loader.num_workers:
+            where = " from any process of the DataLoader"
+            remedies.insert(0, "fewer num_workers")
+        if loader.drop_last:
+            wanted = f"a batch of {loader.batch_size}"
+            where += ", and drop_last=True leaves out what is less"
+            remedies[:0] = ["a smaller batch size", "drop_last=False"]
+        *others, last = remedies
+        return ShardError(
+            f"No batches: {source_name(stream.source)} has too few items for {wanted} on each of"
+            f" the {workers} workers{where}.",
+            hint=f"use {', '.join(others)} or {last}.",
+        )
 
 
 def shard_loader(loader: DataLoader[T_co], tail: Tail) -> ShardedLoader[T_co]:
