@@ -106,6 +106,8 @@ def differing(world: World, what: str) -> None:
         batch = batch.double()
     if what == "nesting" and odd:
         runner.run([batch])
+    elif what == "micro-batches":
+        runner.run([batch, batch] if odd else [batch])
     elif what == "keyword" and odd:
         runner.run(x=batch)
     else:

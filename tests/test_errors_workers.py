@@ -70,11 +70,22 @@ DIFFERENT: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "dims": (
         "BatchError",
-        ("differ in structure", "worker 1 passes ['float32 tensor of 3 dimensions']"),
+        ("differ in structure", "worker 1 passes float32 tensor of 3 dimensions, worker 0"),
     ),
-    "batch dtype": ("BatchError", ("worker 1 passes ['float64 tensor of 2 dimensions']",)),
-    "nesting": ("BatchError", ("worker 1 passes", "worker 0 passes", "the same nesting")),
-    "keyword": ("BatchError", ("worker 1 passes", "worker 0 passes")),
+    "batch dtype": ("BatchError", ("worker 1 passes float64 tensor of 2 dimensions, worker 0",)),
+    "nesting": (
+        "BatchError",
+        ("worker 1 passes [float32 tensor of 2 dimensions], worker 0 passes float32 tensor",),
+    ),
+    "keyword": ("BatchError", ("worker 1 passes x=float32 tensor of 2 dimensions, worker 0",)),
+    "micro-batches": (
+        "BatchError",
+        (
+            "worker 1 passes [float32 tensor of 2 dimensions, float32 tensor of 2 dimensions]",
+            "the same nesting",
+            "lists of several lengths (of micro-batches), pass them as one tensor, and split that",
+        ),
+    ),
 }
 
 

@@ -56,6 +56,12 @@ def test_several_workers_may_have_no_rows(
         assert found < 1e-12
 
 
+@pytest.mark.parametrize("strategy", ["HYBRID", "PS", "ZeRO"])
+def test_workers_may_go_backward_in_several_numbers_of_pieces(pool: Pool, strategy: str) -> None:
+    for found in pool.run(2, weights.micro_batches, strategy):
+        assert found < 1e-12
+
+
 def test_batches_that_have_rows_on_one_worker_only_are_refused(pool: Pool) -> None:
     for found in pool.run(2, weights.compare, "equal on one", False, True):
         assert isinstance(found, str)

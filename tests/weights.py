@@ -98,6 +98,39 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Loss, list[Parts]]]] = {
 }
 
 
+def micro_batches(world: World, strategy: str) -> float:
+    """How far parameters are from those of one device, where workers' steps go backward in as many
+    pieces as their batches have rows for."""
+    torch.manual_seed(4)
+    model, loss, _ = CASES["recurrent"]()
+    model.double()
+    first = {key: value.clone() for key, value in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64)
+        for some, wanted in zip(ids.split(2), labels.split(2), strict=True):
+            part = loss(some, wanted) * len(some) / len(ids)
+            part.backward()
+            total = total + part.detach()
+        optimizer.step()
+        return total
+
+    counts = [(4, 4), (4, 2), (6, 1), (3, 5), (1, 2)]
+    data = [[torch.randint(3, (2, count, 5)) for count in each] for each in counts]
+    for parts in data:
+        step(*torch.cat(parts, 1))
+    expected = {key: value.clone() for key, value in model.state_dict().items()}
+    model.load_state_dict(first)
+    runner = Runner(step, discover(step), Config(workers=1, strategy=strategy), world)
+    for parts in data:
+        runner.run(*parts[world.rank])
+    (own,) = runner._objects.models
+    found: dict[str, Any] = runner.state_dict()[own]
+    return max(float((expected[key] - found[key]).abs().max()) for key in expected)
+
+
 def compare(
     world: World,
     name: str,

@@ -236,11 +236,21 @@ def _may_vary(description: Any) -> bool:
 
 def structure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """What must be equal on all workers of a batch: nesting, kinds, dtypes and ranks."""
-    flat, spec = flatten((tuple(args), dict(kwargs)))
-    parts = [
-        f"{str(item.dtype).removeprefix('torch.')} tensor of {item.dim()} dimensions"
-        if isinstance(item, torch.Tensor)
-        else type(item).__name__
-        for item in flat
-    ]
-    return f"{parts} in {' '.join(str(spec).split())}"
+    named = (f"{name}={_described(value)}" for name, value in kwargs.items())
+    return ", ".join([*map(_described, args), *named])
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} tensor of {value.dim()} dimensions"
+    if type(value) is dict:
+        return f"{{{', '.join(f'{key!r}: {_described(item)}' for key, item in value.items())}}}"
+    if type(value) in (list, tuple):
+        inside = ", ".join(map(_described, value))
+        return f"[{inside}]" if type(value) is list else f"({inside})"
+    leaves, spec = flatten(value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return type(value).__name__
+    # Its fields, or what else tells its kind of container apart, are in the text of the spec.
+    inside = ", ".join(map(_described, leaves))
+    return f"{type(value).__name__}({inside}; {' '.join(str(spec).split())})"

@@ -161,7 +161,9 @@ def agree_on_batch(world: World, description: str) -> None:
         raise BatchError(
             f"Batches differ in structure between workers: worker {worker} passes {own}, worker 0 "
             f"passes {chief}.",
-            hint="give every worker's runner.run() the same nesting, dtypes and ranks.",
+            hint="give every worker's runner.run() the same nesting, dtypes and ranks; where they "
+            "have lists of several lengths (of micro-batches), pass them as one tensor, and split "
+            "that in the step.",
         )
 
 

@@ -299,11 +299,12 @@ class StepControl:
             "different structure, another number of steps, another model, other learning rates, "
             "another number of loaded states, or tensors of a batch that have the same first size "
             "on some workers only. Nothing was updated.",
-            hint="give every worker batches of the same nesting, dtypes and ranks, the same number "
-            "of them, and keep modules in the same train/eval mode on all workers; call "
-            "load_state_dict() on all of them; step schedulers "
-            "with values that are the same on all, such as a validation loss over all data; where "
-            "batches do not have their rows in front, set Config(weigh_batches=False).",
+            hint="give every worker batches of the same nesting, dtypes and ranks (lists of "
+            "several lengths, as of micro-batches, as a tensor that the step splits), the same "
+            "number of batches, and keep modules in the same train/eval mode on all workers; call "
+            "load_state_dict() on all of them; step schedulers with values that are the same on "
+            "all, such as a validation loss over all data; where batches do not have their rows in "
+            "front, set Config(weigh_batches=False).",
         )
 
 
