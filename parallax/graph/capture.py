@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from parallax.graph.carried import read_by_step, used_gradients
 from parallax.graph.cleanup import clean
 from parallax.graph.collected import Before, Collected
 from parallax.graph.discovery import StepObjects
+from parallax.graph.draws import Generators, untouched_iterators
 from parallax.graph.gradient_order import advance_gradients
 from parallax.graph.layouts import copy_before_views
 from parallax.graph.losses import write_softmax_gradients_once
@@ -163,7 +163,7 @@ def _capture_once(
         call_args, call_kwargs = pytree.tree_unflatten(values, batch_spec)
         outside = symbols[len(numbers) :]
         others = [site.value for site in free.others]
-        with standing_for(free.outside, outside):
+        with standing_for(free.outside, outside), untouched_iterators(objects):
             result = step(*call_args, **call_kwargs)
             left.collect_outside(free.outside, outside, free.others, others)
         left.collect_result(result)
@@ -173,7 +173,7 @@ def _capture_once(
             left.collect_carried(before, recording)
         return left.flat
 
-    generators = random.getstate()
+    generators = Generators(objects)
     try:
         with (
             swapped(reals, fakes),
@@ -214,10 +214,10 @@ def _capture_once(
             + (" and more" if len(undone) > 5 else "")
             + "; return what you need from the step and count outside of it"
         )
-    if random.getstate() != generators:
-        random.setstate(generators)
+    if drawn := generators.put_back():
         recording.notes.append(
-            "the step draws from Python's random module, which runs at capture only"
+            f"the step draws from {', '.join(drawn)}, which runs at capture only; draw outside of "
+            "it, and pass the number"
         )
     if not recording.marked:
         raise _no_backward(objects)
