@@ -27,8 +27,8 @@ def appends_number(log: list[Any], state: dict[str, Any], loss: torch.Tensor) ->
     log.append(loss.item())  # here
 
 
-def toggles(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
-    state["on"] = not state["on"]  # here
+def adds(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
+    state["seen"].add(3)  # here
 
 
 def writes(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
@@ -44,7 +44,7 @@ ONCE: dict[str, tuple[Callable[..., Any], str]] = {
     "print": (prints, "print runs at capture only"),
     "append": (appends, "changes Python values, which happens at capture only and is undone: log"),
     "append number": (appends_number, "is undone: log"),
-    "toggle": (toggles, "is undone: state['on']"),
+    "add": (adds, "is undone: seen"),
     "file": (writes, "open runs at capture only"),
     "random": (draws, "draws from Python's random module"),
 }
@@ -57,7 +57,7 @@ def test_what_runs_at_capture_only_is_said_once_with_its_line(
     body, message = ONCE[name]
     model, optimizer = linear()
     log: list[Any] = []
-    state = {"on": False}
+    state: dict[str, Any] = {"seen": set()}
 
     def step(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
@@ -75,7 +75,7 @@ def test_what_runs_at_capture_only_is_said_once_with_its_line(
     assert message in found[0]
     if name != "random":
         assert marked_line(body) in found[0]
-    assert (log, state) == ([], {"on": False})
+    assert (log, state) == ([], {"seen": set()})
     assert capsys.readouterr().out == ""
 
 

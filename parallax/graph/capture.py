@@ -77,6 +77,7 @@ def capture(
         DataDependentError: control flow depends on values of tensors.
         ModelError: the step has no backward, or carries gradients from one call to the next.
     """
+    objects.look_again()
     once = functools.partial(
         _capture_once, step, objects, args, kwargs, devices or {}, varying or {}, numbers
     )
@@ -234,6 +235,8 @@ def _capture_once(
         guards=guards,
         outside={site.name: site.source for site in free.outside},
         left=left.left,
+        writes=tuple(left.writes),
+        places=tuple(left.places),
         sizes=sizes if varying else None,
         notes=recording.notes,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +19,8 @@ from parallax.graph.recording import Recording
 from parallax.graph.sites import Site
 from parallax.graph.snapshot import Place, Snapshot
 from parallax.graph.state import Leaf, leaves
-from parallax.graph.step_graph import COMPUTED, GraphOutput, HostCall
+from parallax.graph.step_graph import COMPUTED, GraphOutput, HostCall, Written
+from parallax.graph.writes import writes
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,10 @@ class Collected:
     counted: list[Site] = field(default_factory=list)
     """Where the step changed numbers that were no inputs."""
     kept: set[Place] = field(default_factory=set)
-    """Places whose contents are state."""
+    """Places whose contents are state, or are set after each step."""
+    writes: list[Written] = field(default_factory=list)
+    places: list[Site] = field(default_factory=list)
+    """Where the step sets values that are not numbers of its own."""
 
     def collect_result(self, result: Any) -> None:
         """What the step returned."""
@@ -99,7 +104,21 @@ class Collected:
                 )
             else:
                 self.constants[name] = value
+        self._collect_writes(objects, snapshot, made)
         self.created = frozenset(self.new_leaves.keys() - before.leaves.keys())
+
+    def _collect_writes(self, objects: StepObjects, snapshot: Snapshot, made: Made) -> None:
+        """Python values that the step has set."""
+        for name, put in made.number_puts.items():
+            self._add(made.numbers[name], "write", name)
+            self.writes.append(functools.partial(_put_number, put, name))
+        for write in writes(objects, snapshot, made):
+            for name, number in write.numbers.items():
+                self._add(number, "write", name)
+            self.writes.append(write.put)
+            self.kept.add(write.key)
+            if write.place is not None:
+                self.places.append(write.place)
 
     def collect_calls(self, recording: Recording) -> None:
         """Calls that the host makes.
@@ -147,6 +166,10 @@ class Collected:
                 continue
             if id(leaf.value) not in recording.cleared and not is_cleared(leaf.value.grad):
                 self.carried.append(name)
+
+
+def _put_number(put: Callable[[Any], None], name: str, numbers: Mapping[str, Any]) -> None:
+    put(numbers[name])
 
 
 def _is_computed(value: Any) -> bool:

@@ -51,6 +51,11 @@ class StepObjects:
     Python can change unseen by the graph."""
     functions: list[types.FunctionType] = field(default_factory=list)
     """The user's functions that the step may call, itself first."""
+    roots: dict[tuple[int, str], Root] = field(default_factory=dict)
+    """Of names, by the identity of what has them and of what they are bound to if nobody can bind
+    them anew."""
+    walk: Callable[[StepObjects], None] = field(default=lambda found: None)
+    """Finds all of this again."""
     counters: set[str] = field(default_factory=set)
     """Whole numbers in optimizers' groups that captures saw the step change: state, by leaf name;
     all others are settings."""
@@ -58,6 +63,12 @@ class StepObjects:
     def attributes_of(self, name: str, owner: torch.nn.Module | Optimizer) -> Root:
         """Those of a module or an optimizer, which may have come after the others."""
         return self.attributes.setdefault(id(owner), Root(name, Attributes(owner)))
+
+    def look_again(self) -> None:
+        """Find containers that the script has made in the place of others."""
+        found = StepObjects(roots=self.roots)
+        self.walk(found)
+        self.containers = found.containers
 
     def hold(self, root: Root) -> None:
         """Let tensors that a step puts there be state."""
@@ -120,13 +131,8 @@ def discover(
             f"step is {kind}: calling it runs nothing yet.",
             hint="make it a plain function that runs one whole step and returns its results.",
         )
-    found = StepObjects()
-    walker = _Walker(found)
-    for name, value in _named(model, torch.nn.Module, "model"):
-        walker.visit_own(name, value, 0)
-    for name, value in _named(optimizer, Optimizer, "optimizer"):
-        walker.visit_own(name, value, 0)
-    walker.visit_callable(step, 0)
+    found = StepObjects(walk=functools.partial(_walk, step, model, optimizer))
+    found.walk(found)
     _absorb_optimized_tensors(found)
     if not found.models and not found.holders:
         raise ModelError(
@@ -135,6 +141,15 @@ def discover(
             hint="pass it: parallax.get_runner(step, model=model, optimizer=optimizer).",
         )
     return found
+
+
+def _walk(step: Callable[..., Any], model: Any, optimizer: Any, found: StepObjects) -> None:
+    walker = _Walker(found)
+    for name, value in _named(model, torch.nn.Module, "model"):
+        walker.visit_own(name, value, 0)
+    for name, value in _named(optimizer, Optimizer, "optimizer"):
+        walker.visit_own(name, value, 0)
+    walker.visit_callable(step, 0)
 
 
 def _named(value: Any, kind: type, label: str) -> Iterator[tuple[str, Any]]:
@@ -171,7 +186,6 @@ class _Walker:
         self.found = found
         self.seen: dict[int, Any] = {}
         self.root = Root("", None)
-        self.roots: dict[tuple[int, str], Root] = {}
 
     def visit(self, name: str, value: Any, depth: int) -> bool:
         """Record what ``value`` is; True when it is or holds tensors."""
@@ -270,6 +284,10 @@ class _Walker:
         if isinstance(function, types.MethodType):
             self.visit_own("self", function.__self__, depth)
             function = function.__func__
+        wrapper = function
+        while (wrapped := getattr(wrapper, "__wrapped__", None)) is not None:
+            self._visit_own_attributes(wrapper)
+            wrapper = wrapped
         function = inspect.unwrap(function)
         if not isinstance(function, types.FunctionType):
             if depth == 0 and not isinstance(function, type):
@@ -281,6 +299,7 @@ class _Walker:
         if id(function) in self.seen or (depth > 0 and is_library_code(function.__code__)):
             return
         self._keep(function)
+        self._visit_own_attributes(function)
         self.found.functions.append(function)
         for name, cell in zip(
             function.__code__.co_freevars, function.__closure__ or (), strict=True
@@ -301,9 +320,16 @@ class _Walker:
         for name, default in _defaults(function):
             self.visit_own(name, default, depth)
 
+    def _visit_own_attributes(self, function: Any) -> None:
+        """Of a function of the user (``step.count``)."""
+        if isinstance(function, types.FunctionType) and not is_library_code(function.__code__):
+            own = vars(function)
+            if own.keys() - {"__wrapped__"}:
+                self.visit_own(function.__name__, own, 0)
+
     def _root(self, name: str, home: Any, value: Any) -> Root:
         root = Root(name, Binding(name, home, value))
-        return self.roots.setdefault((id(home), name), root)
+        return self.found.roots.setdefault((id(home), name), root)
 
     @contextlib.contextmanager
     def _rooted(self, root: Root) -> Iterator[None]:
@@ -315,7 +341,8 @@ class _Walker:
 
     def visit_own(self, name: str, value: Any, depth: int) -> None:
         """Record what has a name that nobody can bind anew."""
-        with self._rooted(Root(name, Binding(name, None, value))):
+        root = Root(name, Binding(name, None, value))
+        with self._rooted(self.found.roots.setdefault((id(value), name), root)):
             self._top(name, value, depth)
 
     def _top(self, name: str, value: Any, depth: int) -> None:

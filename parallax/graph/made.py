@@ -56,6 +56,10 @@ class Made:
         """Where the new values of leaves go, by name."""
         self.kept: set[Place] = set()
         """Places of containers and names whose contents are state."""
+        self.numbers: dict[str, Any] = {}
+        """By name, numbers of the step that are in containers with tensors."""
+        self.number_puts: dict[str, Put] = {}
+        """Where they go."""
         self._objects, self._snapshot, self._before = objects, snapshot, before
         self._leaves = leaves
         self._names = {id(leaf.value): leaf.name for leaf in after.values()}
@@ -117,9 +121,15 @@ class Made:
             return False
         return (root, key) in self._before or _memory(tensor) not in self._variables
 
+    def is_new(self, tensor: torch.Tensor) -> bool:
+        """Whether the step has computed it, in memory that is not a variable's."""
+        known = self._leaves.get(self._names.get(id(tensor), ""))
+        is_leaf = known is not None and known.value is tensor
+        return not is_leaf and _memory(tensor) not in self._variables
+
     def _make(self, root: str, slot: Key, keys: list[Key]) -> None:
         holder = self._objects.holders[root]
-        skeleton = _Skeleton(get_at(holder, slot), self._hole, self._snapshot.held)
+        skeleton = Skeleton(get_at(holder, slot), self._hole, self._snapshot.held)
         if skeleton.is_fixed:
             return
         for key in keys:
@@ -128,29 +138,41 @@ class Made:
             return
         made = _Making(holder, slot, skeleton)
         for name in skeleton.names:
-            self._put(name, made.putter(name))
+            if name in self.numbers:
+                self.number_puts[name] = made.putter(name)
+            else:
+                self._put(name, made.putter(name))
 
-    def _hole(self, tensor: torch.Tensor) -> _Hole | _Same | None:
-        """What stands for a tensor of a container: the leaf of its value, a parameter, or None if
-        it is neither."""
+    def _hole(self, tensor: Any) -> Hole | Same | None:
+        """What stands for a tensor or a number of a container: the leaf of its value, a parameter,
+        or None if it is neither."""
+        if is_symbol(tensor):
+            number = f"number {len(self.numbers)}"
+            self.numbers[number] = tensor
+            return Hole(number)
         name = self._names.get(id(tensor))
         known = self._leaves.get(name) if name is not None else None
         if known is not None and known.value is tensor and known.kind != "tensor":
-            return _Same(tensor) if known.kind == "parameter" else None
+            return Same(tensor) if known.kind == "parameter" else None
         if name is None or (known is None and _memory(tensor) in self._variables):
             return None
-        return _Hole(name)
+        return Hole(name)
+
+
+def is_symbol(value: Any) -> bool:
+    """Whether a number is only known when the step runs."""
+    return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
 @dataclass(frozen=True)
-class _Hole:
-    """Where the value of a leaf goes."""
+class Hole:
+    """Where the value of a leaf, or a number, goes."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
-class _Same:
+class Same:
     """What every copy has."""
 
     value: Any
@@ -159,13 +181,19 @@ class _Same:
 _INSIDE = object()
 
 
-class _Skeleton:
-    """A container without the values of tensors."""
+class Skeleton:
+    """A container without the values of tensors and numbers.
+
+    Args:
+        container: what the step has made.
+        hole: what stands for a tensor or a symbol; None if that cannot be made anew.
+        is_old: whether something was there before the step.
+    """
 
     def __init__(
         self,
         container: Any,
-        hole: Callable[[torch.Tensor], _Hole | _Same | None],
+        hole: Callable[[Any], Hole | Same | None],
         is_old: Callable[[Any], bool],
     ) -> None:
         self.names: dict[str, None] = {}
@@ -175,28 +203,26 @@ class _Skeleton:
         self._form = _copied(container, self._emptied, {})
 
     def _emptied(self, value: Any) -> Any:
-        if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
-            self.is_fixed = True
         if is_container(value):
             if isinstance(value, tuple) or not self._is_old(value):
                 return _INSIDE
             self.is_fixed |= any(True for _ in held_tensors(value))
-            return _Same(value)
-        if not isinstance(value, torch.Tensor):
-            return _Same(value)
+            return Same(value)
+        if not isinstance(value, torch.Tensor) and not is_symbol(value):
+            return Same(value)
         hole = self._hole(value)
         self.is_fixed |= hole is None
-        if isinstance(hole, _Hole):
+        if isinstance(hole, Hole):
             self.names[hole.name] = None
-        return hole or _Same(None)
+        return hole or Same(None)
 
     def filled(self, values: Mapping[str, Any]) -> Any:
         """A new container with these values."""
 
         def fill(item: Any) -> Any:
-            if isinstance(item, _Hole):
+            if isinstance(item, Hole):
                 return values[item.name]
-            return item.value if isinstance(item, _Same) else _INSIDE
+            return item.value if isinstance(item, Same) else _INSIDE
 
         return _copied(self._form, fill, {})
 
@@ -224,7 +250,7 @@ def _copied(value: Any, replace: Callable[[Any], Any], memo: dict[int, Any]) -> 
 class _Making:
     """Makes a container when all its values are there."""
 
-    def __init__(self, holder: Any, path: Key, skeleton: _Skeleton) -> None:
+    def __init__(self, holder: Any, path: Key, skeleton: Skeleton) -> None:
         self._holder, self._path, self._skeleton = holder, path, skeleton
         self._values: dict[str, Any] = {}
 

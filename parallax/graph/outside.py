@@ -26,7 +26,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from parallax.errors import UnsupportedError
 from parallax.graph.discovery import GlobalName, StepObjects
-from parallax.graph.sites import MISSING, Site, has_settings, reached_code, sites
+from parallax.graph.reached import reached_code
+from parallax.graph.sites import MISSING, Site, has_settings, sites
 
 DIFFERENT = 3
 """Values of a number with which it becomes an input of graphs."""
@@ -34,7 +35,7 @@ DIFFERENT = 3
 _DEEPEST, _ITEMS, _BYTES, _SIZED = 4, 64, 4096, 256
 """Of lists in lists, of the items of each, of an array, and of containers for another size, how
 much is looked at."""
-_PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device)
+PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device)
 _CALLABLE = (types.FunctionType, types.BuiltinFunctionType, type)
 
 
@@ -70,6 +71,7 @@ class OutsideValues:
         self._constant: set[str] = set()
         self._counted: set[str] = set()
         self._first: dict[str, Any] = {}
+        self._watched: dict[str, Site] = {}
         self._sites: list[Site] = []
         self._build()
 
@@ -83,6 +85,10 @@ class OutsideValues:
             self._homes = [(i, value) for i, value in enumerate(values) if has_settings(value)]
             if len(self._homes) <= len(homes):
                 break
+        known = {site.name for site in self._sites}
+        more = [site for site in self._watched.values() if site.name not in known]
+        self._sites += more
+        values += [site.value for site in more]
         self._getters = [site.source for site in self._sites]
         self._last: list[Any] = []
         self._inputs: dict[int, type] = {}
@@ -167,6 +173,14 @@ class OutsideValues:
         self._last = []
         return bool(new)
 
+    def watch(self, places: Collection[Site]) -> bool:
+        """Read these from now on as well, which a captured step sets; whether any is new."""
+        new = {site.name: site for site in places if site.name not in self._watched}
+        self._watched |= new
+        if new:
+            self._build()
+        return bool(new)
+
     def keep_constant(self) -> list[str]:
         """A graph could not be made with them as inputs; those that the step changes stay inputs.
 
@@ -220,7 +234,7 @@ def _is_other(now: Any, value: Any) -> bool:
 
 def _told(value: Any, depth: int = 0) -> Hashable:
     """What counts of a value: all of plain ones and functions, the items of lists and arrays."""
-    if value is None or isinstance(value, _PLAIN):
+    if value is None or isinstance(value, PLAIN):
         return value
     if isinstance(value, list | tuple | collections.deque) and depth < _DEEPEST:
         items = tuple([_told_item(item, depth + 1) for item in itertools.islice(value, _ITEMS)])

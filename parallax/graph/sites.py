@@ -1,17 +1,15 @@
 """Where Python values are that a step reads besides its batch.
 
-Which of them it reads is told by names: those that code loads which the step can reach. Beside the
-objects in which state is looked for, classes, modules and objects with slots are looked into, since
-people keep settings there.
+Which of them it reads is told by names (``reached``). Beside the objects in which state is looked
+for, classes, modules and objects with slots are looked into, since people keep settings there.
 """
 
 from __future__ import annotations
 
 import argparse
 import dis
-import inspect
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,9 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from parallax.graph.discovery import GlobalName, StepObjects
 from parallax.graph.holders import is_library_code, is_users_class, is_users_module
+from parallax.graph.reached import Code, Loads
 from parallax.graph.user_code import is_internal
 
-_CALLED_UNNAMED = ("forward", "__call__")
 _DEEPEST = 4
 _GOES_THROUGH = {"items", "values"}
 _COUNTS, _RATES = {"last_epoch", "_step_count"}, {"get_last_lr", "_last_lr"}
@@ -47,91 +45,14 @@ class Site:
         self.source.put(value)
 
 
-# -- Which names are read -----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Code:
-    """What the step can reach.
-
-    Args:
-        functions: its functions, and methods by their names.
-        names: those that they load.
-    """
-
-    functions: tuple[types.FunctionType, ...]
-    names: set[str]
-
-
-def reached_code(objects: StepObjects, others: Sequence[Any] = ()) -> Code:
-    """The code that the step can reach, methods of other objects included."""
-    queue = list(objects.functions)
-    methods = _methods(objects, others)
-    names: set[str] = set(_CALLED_UNNAMED)
-    seen: dict[types.CodeType, types.FunctionType] = {}
-    while True:
-        while queue:
-            function = queue.pop()
-            if function.__code__ in seen:
-                continue
-            seen[function.__code__] = function
-            names |= _loaded(function.__code__)
-            queue += _called(function)
-        queue = [one for name, one in methods if name in names and one.__code__ not in seen]
-        if not queue:
-            return Code(tuple(seen.values()), names)
-
-
-def _called(function: types.FunctionType) -> Iterator[types.FunctionType]:
-    for name in function.__code__.co_names:
-        value = inspect.unwrap(v) if callable(v := function.__globals__.get(name)) else None
-        if isinstance(value, types.FunctionType) and not is_library_code(value.__code__):
-            yield value
-        elif isinstance(value, type) and is_users_class(value):
-            yield from (one for _, one in _methods_of(value))
-
-
-def _loaded(code: types.CodeType) -> set[str]:
-    """Attributes, globals, and texts, which may be keys."""
-    names = {
-        str(instruction.argval)
-        for instruction in dis.get_instructions(code)
-        if instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER", "LOAD_GLOBAL"))
-    }
-    for constant in code.co_consts:
-        if isinstance(constant, str):
-            names.add(constant)
-        elif isinstance(constant, types.CodeType):
-            names |= _loaded(constant)
-    return names
-
-
-def _methods(objects: StepObjects, others: Sequence[Any]) -> list[tuple[str, types.FunctionType]]:
-    """Of the user's classes, by name."""
-    holders = [*others, *objects.optimizers.values(), *objects.schedulers.values()]
-    holders += [value for _, value, _ in objects.containers]
-    holders += [module for model in objects.models.values() for module in model.modules()]
-    kinds = dict.fromkeys(one for value in holders for one in type(value).__mro__)
-    return [found for kind in kinds for found in _methods_of(kind)]
-
-
-def _methods_of(kind: type) -> Iterator[tuple[str, types.FunctionType]]:
-    """Of the user's, what decorators wrap and what properties call included."""
-    for name, value in vars(kind).items():
-        function = value.fget if isinstance(value, property) else value
-        function = getattr(function, "__func__", getattr(function, "func", function))
-        function = inspect.unwrap(function) if callable(function) else None
-        if isinstance(function, types.FunctionType) and not is_library_code(function.__code__):
-            yield name, function
-
-
-# -- Where values are ---------------------------------------------------------------------------
-
-
 def sites(objects: StepObjects, code: Code) -> list[Site]:
     """Where the values are that code reads, each once."""
-    names = code.names
-    found = dict.fromkeys((*_in_objects(objects, names), *_in_functions(code)))
+    loads = code.loads
+    found = dict.fromkeys((*_in_objects(objects, loads), *_in_functions(code)))
+    if texts := {one.value for one in found if isinstance(one.value, str)} - loads.read:
+        # A key that has a name.
+        loads.read |= texts
+        found = dict.fromkeys((*_in_objects(objects, loads), *_in_functions(code)))
     known = {id(container) for _, container, _ in objects.containers}
     queue = [(site, 0) for site in found]
     while queue:
@@ -140,20 +61,27 @@ def sites(objects: StepObjects, code: Code) -> list[Site]:
         if id(value) in known or depth == _DEEPEST or not has_settings(value):
             continue
         known.add(id(value))
-        inner = dict.fromkeys(_members(site.name, value, names))
+        inner = dict.fromkeys(_members(site.name, value, loads))
         found |= inner
         queue += [(one, depth + 1) for one in inner]
     return list(found)
+
+
+def _is_log(name: str, value: Any, loads: Loads) -> bool:
+    """Whether a list is only appended to, so that nothing depends on what is in it."""
+    return isinstance(value, list) and name in loads.logged
 
 
 def _in_functions(code: Code) -> Iterator[Site]:
     """Globals and closure cells of methods, which discovery does not go through."""
     for function in code.functions:
         for name in _globals_of(function.__code__):
-            if name in function.__globals__:
-                yield Site(name, _Item(function.__globals__, name))
+            value = function.__globals__.get(name, MISSING)
+            if value is not MISSING and not _is_log(name, value, code.loads):
+                yield Site(name, ItemSource(function.__globals__, name))
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        yield from (Site(name, _Cell(cell)) for name, cell in cells)
+        sites = (Site(name, CellSource(cell)) for name, cell in cells)
+        yield from (one for one in sites if not _is_log(one.name, one.value, code.loads))
 
 
 def _globals_of(code: types.CodeType) -> set[str]:
@@ -168,14 +96,17 @@ def _globals_of(code: types.CodeType) -> set[str]:
     return found
 
 
-def _in_objects(objects: StepObjects, names: set[str]) -> Iterator[Site]:
+def _in_objects(objects: StepObjects, loads: Loads) -> Iterator[Site]:
+    names = loads.read
     for name, container, _ in objects.containers:
+        if _is_log(name, _content_of(container), loads):
+            continue
         if isinstance(container, types.CellType):
-            yield Site(name, _Cell(container))
+            yield Site(name, CellSource(container))
         elif isinstance(container, GlobalName):
-            yield Site(name, _Item(container.home, container.name))
+            yield Site(name, ItemSource(container.home, container.name))
         else:
-            yield from _members(name, container, names)
+            yield from _members(name, container, loads)
     for name, optimizer in objects.optimizers.items():
         if not is_library_class(type(optimizer)):
             own = names - vars(Optimizer).keys()
@@ -184,12 +115,19 @@ def _in_objects(objects: StepObjects, names: set[str]) -> Iterator[Site]:
         own = names if not is_library_class(type(scheduler)) else names & _COUNTS
         yield from _attributes(name, scheduler, {n for n in own if n in _COUNTS or n[0] != "_"})
         if names & _RATES:
-            rates = _Attribute(scheduler, "_last_lr")
+            rates = AttributeSource(scheduler, "_last_lr")
             count = len(rates() if isinstance(rates(), list) else ())
             yield from (Site(f"{name}.get_last_lr()[{i}]", _Part(rates, i)) for i in range(count))
     for root, model in objects.models.items():
         for path, module in model.named_modules():
             yield from _settings_of(f"{root}.{path}" if path else root, module, names)
+
+
+def _content_of(container: Any) -> Any:
+    """What a name is bound to."""
+    if isinstance(container, types.CellType):
+        return CellSource(container)()
+    return container.home.get(container.name) if isinstance(container, GlobalName) else None
 
 
 def _settings_of(name: str, module: torch.nn.Module, names: set[str]) -> Iterator[Site]:
@@ -214,15 +152,17 @@ def has_settings(value: Any) -> bool:
     return not is_torchs and is_users_class(type(value))
 
 
-def _members(name: str, container: Any, names: set[str]) -> Iterator[Site]:
+def _members(name: str, container: Any, loads: Loads) -> Iterator[Site]:
+    names = loads.read
     if isinstance(container, Mapping):
-        whole = names & _GOES_THROUGH and name.rpartition(".")[2] in names
+        last = name.rpartition(".")[2]
+        whole = last in loads.passed or (names & _GOES_THROUGH and last in names)
         keys = [key for key in container if isinstance(key, str) and (whole or key in names)]
-        yield from (Site(f"{name}[{key!r}]", _Item(container, key)) for key in keys)
+        yield from (Site(f"{name}[{key!r}]", ItemSource(container, key)) for key in keys)
     elif isinstance(container, type):
         for key in sorted(names & {key for kind in container.__mro__ for key in vars(kind)}):
             if not _is_code(value := getattr(container, key, None)) or isinstance(value, type):
-                yield Site(f"{name}.{key}", _Attribute(container, key))
+                yield Site(f"{name}.{key}", AttributeSource(container, key))
     elif isinstance(container, torch.nn.Module):
         yield from _settings_of(name, container, names)
     elif hasattr(container, "__dict__") or _slots(type(container)):
@@ -235,7 +175,7 @@ def _attributes(name: str, owner: Any, names: set[str]) -> Iterator[Site]:
     of_class = {key for kind in type(owner).__mro__ for key in vars(kind)} - own
     for key in sorted(names & {*own, *of_class}):
         if key in own or _is_plain(getattr(type(owner), key, None)):
-            yield Site(f"{name}.{key}", _Attribute(owner, key))
+            yield Site(f"{name}.{key}", AttributeSource(owner, key))
 
 
 def _slots(kind: type) -> set[str]:
@@ -273,7 +213,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class _Cell:
+class CellSource:
     home: types.CellType
     writable: bool = True
 
@@ -288,9 +228,9 @@ class _Cell:
 
 
 @dataclass(frozen=True, eq=False)
-class _Item:
+class ItemSource:
     home: Mapping[Any, Any]
-    key: str
+    key: Any
 
     @property
     def writable(self) -> bool:
@@ -328,7 +268,7 @@ class _Part:
 
 
 @dataclass(frozen=True, eq=False)
-class _Attribute:
+class AttributeSource:
     home: Any
     key: str
 
@@ -344,3 +284,22 @@ class _Attribute:
 
     def put(self, value: Any) -> None:
         vars(self.home)[self.key] = value
+
+
+@dataclass(frozen=True, eq=False)
+class KindSource:
+    """Of which type something is that the step makes anew."""
+
+    of: Source
+    writable: bool = False
+
+    @property
+    def home(self) -> Any:
+        return self.of.home
+
+    def __call__(self) -> Any:
+        value = self.of()
+        return value if value is MISSING else type(value)
+
+    def put(self, value: Any) -> None:
+        raise TypeError("a type is read alone")

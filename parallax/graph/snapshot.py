@@ -15,17 +15,36 @@ from torch.optim import Optimizer
 from parallax.errors import SourceLine
 from parallax.graph.discovery import GlobalName, Root, StepObjects
 from parallax.graph.holders import Attributes, Binding, is_container
+from parallax.graph.sites import MISSING
 from parallax.graph.state import held_tensors
 
 _MAX_ITEMS = 100_000
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
-_MISSING = object()
+APPENDED = object()
+"""Stands for the key of what has been appended to a list."""
 Place = tuple[int, Any]
 """A key of a container, or a name of a cell or of globals, by the identity of these."""
 _CHANGES = (
     r"\b[^=\n]*(\.(append|appendleft|extend|insert|add|update|pop|popleft|clear|remove|setdefault)"
     r"\(|[-+*/|&@]?=(?!=))"
 )
+
+
+class Change(NamedTuple):
+    """What a step has changed from Python, besides tensors: ``item`` names it as the user would,
+    ``name`` the container, and ``value`` is there now: of items that were appended, a tuple."""
+
+    item: str
+    name: str
+    container: Any
+    key: Any
+    value: Any
+
+    @property
+    def place(self) -> Place:
+        """As what is kept is told."""
+        container = self.container
+        return id(container.home if isinstance(container, GlobalName) else container), self.key
 
 
 class _Named(NamedTuple):
@@ -44,7 +63,7 @@ class _Named(NamedTuple):
                 yield content
         elif isinstance(self.copy, dict):
             for key, value in list(_items_of(self.container).items()):
-                if value is not self.copy.get(key, _MISSING) and key not in _MODULE_PARTS:
+                if value is not self.copy.get(key, MISSING) and key not in _MODULE_PARTS:
                     yield value
         elif isinstance(self.copy, list):
             pairs = zip(self.container, self.copy, strict=False)
@@ -189,28 +208,30 @@ class Snapshot:
                 holder.rebind(value)
         for _, container, copy, _ in self._names:
             if isinstance(container, GlobalName):
-                if copy is not container.home.get(container.name, _MISSING):
+                if copy is not container.home.get(container.name, MISSING):
                     container.home[container.name] = copy
             elif isinstance(container, types.CellType) and _content(container) is not copy:
                 container.cell_contents = copy
         return changed
 
     def _changed(self, kept: Collection[Place]) -> list[str]:
+        changes = self.changes(kept)
+        return list(dict.fromkeys(self._with_line(one.item, one.name) for one in changes))
+
+    def changes(self, kept: Collection[Place]) -> Iterator[Change]:
+        """What the step has changed, but for tensors and what is in places that are kept."""
         lone = {holder.name for holder, value in self._lone if isinstance(value, torch.Tensor)}
-        found: dict[str, None] = {}
         for name, container, copy, _ in self._names:
             if isinstance(container, GlobalName | types.CellType):
-                home = container.home if isinstance(container, GlobalName) else container
-                known = name in lone or (id(home), name) in kept
-                if not known and _content(container) is not copy:
-                    found[self._with_line(name, name)] = None
+                change = Change(name, name, container, name, _content(container))
+                if name not in lone and change.place not in kept and change.value is not copy:
+                    yield change
                 continue
             holder = id(_items_of(container)) in self._holders
-            for item in _differences(name, container, copy, holder, kept):
+            for item, key, value in _differences(name, container, copy, holder, kept):
                 if isinstance(container, torch.nn.Module) and item == f"{name}.training":
                     continue  # Where the step calls train() or eval(), every capture does.
-                found[self._with_line(item, name)] = None
-        return list(found)
+                yield Change(item, name, container, key, value)
 
     def _with_line(self, item: str, name: str) -> str:
         where = self._line(item) or self._line(name)
@@ -244,11 +265,11 @@ def _counters(objects: StepObjects) -> Iterator[tuple[str, bool, int]]:
 
 def _content(container: GlobalName | types.CellType) -> Any:
     if isinstance(container, GlobalName):
-        return container.home.get(container.name, _MISSING)
+        return container.home.get(container.name, MISSING)
     try:
         return container.cell_contents
     except ValueError:
-        return _MISSING
+        return MISSING
 
 
 def _holds(value: Any) -> bool:
@@ -270,14 +291,15 @@ def _items_of(container: Any) -> Any:
 
 def _differences(
     name: str, container: Any, copy: Any, holder: bool, kept: Collection[Place]
-) -> Iterator[str]:
-    """Names of what changed in a container; tensors are state and accounted for by the graph."""
+) -> Iterator[tuple[str, Any, Any]]:
+    """What changed in a container, by name, key and present value; of lists and sets as a whole.
+    Tensors are state and accounted for by the graph."""
     if isinstance(copy, dict):
         is_dict = isinstance(container, dict)
         now = container if is_dict else vars(container)
         is_module = isinstance(container, torch.nn.Module)
         for key in dict.fromkeys([*now, *copy]):
-            new, old = now.get(key, _MISSING), copy.get(key, _MISSING)
+            new, old = now.get(key, MISSING), copy.get(key, MISSING)
             is_state = isinstance(new, torch.Tensor) and (holder or isinstance(old, torch.Tensor))
             if new is old or is_state or (is_module and str(key).startswith("_")):
                 continue
@@ -285,15 +307,27 @@ def _differences(
                 continue
             if _is_number(old) and type(new) is type(old) and new == old:
                 continue
-            yield f"{name}[{key!r}]" if is_dict else f"{name}.{key}"
+            yield f"{name}[{key!r}]" if is_dict else f"{name}.{key}", key, new
     elif isinstance(copy, set):
         if container != copy:
-            yield name
+            yield name, None, container
+    elif _is_longer(container, copy):
+        if (id(container), APPENDED) not in kept:
+            yield name, APPENDED, tuple(container[len(copy) :])
     elif len(container) != len(copy) or any(
         new is not old and not isinstance(new, torch.Tensor) and (id(container), index) not in kept
         for index, (new, old) in enumerate(zip(container, copy, strict=True))
     ):
-        yield name
+        yield name, None, container
+
+
+def _is_longer(container: Any, copy: Any) -> bool:
+    """Whether items were appended to a list, and nothing else."""
+    return (
+        isinstance(container, list)
+        and len(container) > len(copy)
+        and all(new is old for new, old in zip(container, copy, strict=False))
+    )
 
 
 def _is_number(value: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -10,11 +10,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.graph.scalars import ScalarGuard
-from parallax.graph.sites import Source
+from parallax.graph.sites import Site, Source
 from parallax.graph.sizes import BatchSizes
 
 InputKind = Literal["state", "number", "batch", "outside", "shard"]
-OutputKind = Literal["return", "state", "call", "outside"]
+OutputKind = Literal["return", "state", "call", "outside", "write"]
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class GraphOutput:
-    """One output: part of the return value, a new value of a state leaf, a call's argument, or a
-    number that the step leaves elsewhere."""
+    """One output: part of the return value, a new value of a state leaf, a call's argument, a
+    number that the step leaves where it is an input, or one that it sets elsewhere."""
 
     kind: OutputKind
     name: str = ""
@@ -55,6 +55,10 @@ class HostCall:
     """Flat arguments; those that the graph computes are ``None`` here and listed in ``outputs``."""
     outputs: tuple[tuple[int, int], ...]
     """(position among the flat arguments, index among the graph's outputs)."""
+
+
+Written = Callable[[Mapping[str, Any]], None]
+"""Sets what the step has set, given the outputs that are numbers for that, by name."""
 
 
 class _Unwritten(torch.fx.GraphModule):
@@ -95,6 +99,10 @@ class StepGraph:
     """Where numbers are read and left that the step takes from elsewhere, by the inputs' names."""
     left: Mapping[str, float] = field(default_factory=dict)
     """Of these, the numbers that do not depend on any input."""
+    writes: Sequence[Written] = ()
+    places: Sequence[Site] = ()
+    """Where the step sets values that follow from what the graph is valid for, which includes what
+    is there before."""
     sizes: BatchSizes | None = None
     """What is known of sizes that may vary; None if the graph is for one batch shape only."""
     notes: list[str] = field(default_factory=list)

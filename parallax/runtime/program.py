@@ -172,6 +172,7 @@ class Program:
     def _put_back(self, results: Sequence[Any]) -> Any:
         step = self.step
         computed = []
+        numbers: dict[str, Any] = {}
         state = dict(step.constants)
         for output, value in zip(step.outputs, results, strict=True):
             if output.kind == "return":
@@ -180,12 +181,16 @@ class Program:
                 state[output.name] = value
             elif output.kind == "outside":
                 step.outside[output.name].put(value)
+            elif output.kind == "write":
+                numbers[output.name] = value
         for name, number in step.left.items():
             step.outside[name].put(number)
         created = False
         for name, place in step.new_leaves.items():  # in the order in which the step made them
             created |= name not in self._state.leaves
             self._state.put(name, state[name], place)
+        for write in step.writes:
+            write(numbers)
         if created:
             self._state.refresh()
         for call in step.calls:

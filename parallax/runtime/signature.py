@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from parallax.graph.containers import flatten
 from parallax.graph.discovery import StepObjects
 from parallax.graph.outside import DIFFERENT, Numbers, OutsideValues
 from parallax.graph.sizes import Shapes
+from parallax.graph.step_graph import StepGraph
 
 logger = logging.getLogger("parallax")
 
@@ -109,10 +110,11 @@ class SignatureReader:
         own = frozenset(index for index, item in enumerate(batch) if item is int)
         return Numbers(own, *map(tuple, self._outside.inputs()))
 
-    def count(self, names: Collection[str]) -> bool:
-        """Let numbers that a captured step changes be inputs from now on; whether the call has
-        another signature by that."""
-        return self._outside.count(names)
+    def follow(self, step: StepGraph) -> bool:
+        """Let numbers that a captured step changes be inputs from now on, and read what it sets;
+        whether the call has another signature by that."""
+        counted = self._outside.count(step.outside)
+        return self._outside.watch(step.places) or counted
 
     def keep_constant(self, signature: Signature) -> bool:
         """What were inputs for a call that could not be captured are constants from now on.
