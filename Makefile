@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# Two tests at a time: each starts up to four workers, and most of them wait.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: quickstart test test-long test-all lint types format clean
 
@@ -16,13 +18,13 @@ quickstart: $(VENV)/.ready  ## train the language model on two local workers
 	$(BIN)/python -m examples.lm.train --quickstart
 
 test: $(VENV)/.ready  ## the whole suite but the long checks
-	$(BIN)/python -m pytest -m "not long and not exhaustive"
+	$(PYTEST) -m "not long and not exhaustive"
 
 test-long: $(VENV)/.ready  ## the checks of several minutes each
-	$(BIN)/python -m pytest -m long
+	$(PYTEST) -m long
 
 test-all: $(VENV)/.ready  ## everything, for hours
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

@@ -8,6 +8,7 @@ from pathlib import Path
 import ahead
 import pytest
 import torch
+from cells import sampled
 from pool import Pool
 from test_errors_processes import MODEL, run
 from torch import nn
@@ -30,8 +31,13 @@ from parallax.strategy.choose import choose_strategy
 STEPS = 10
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize(("name", "option"), [("dlrm", "HYBRID"), ("nmt", "HYBRID"), ("nmt", "PS")])
+EXAMPLES = [("dlrm", "HYBRID"), ("nmt", "HYBRID"), ("nmt", "PS")]
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "size"),
+    sampled(((*example, size) for size in (3, 2, 4) for example in EXAMPLES), 4),
+)
 def test_numbers_are_those_of_one_device(pool: Pool, name: str, option: str, size: int) -> None:
     for difference, found in pool.run(size, ahead.example, name, option):
         assert difference <= 1e-10

@@ -91,6 +91,7 @@ def test_copies_are_counted() -> None:
     assert copied.by_kind == {"rows": 24, "cat": 48, "copy": 24, "into buckets": 24}
 
 
+@pytest.mark.long
 def test_copies_of_a_step_are_told() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.copies", "--quick", "--workers", "2"],

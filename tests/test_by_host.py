@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 from by_host import FLAT
 from by_host import HOSTS as BY_HOST
+from cells import sampled
 from pool import HOSTS, Pool
 from strategies import built
 
@@ -22,8 +24,9 @@ from parallax.strategy.data import VariableStrategy
 CASES = [("dense", "adam", "clip_norm"), ("tied", "momentum", "average"), ("sparse", "sgd", "none")]
 
 
-@pytest.mark.parametrize("hosts", HOSTS[:2], ids=str)
-@pytest.mark.parametrize("option", ["HYBRID", "AR"])
+@pytest.mark.parametrize(
+    ("option", "hosts"), sampled(itertools.product(("HYBRID", "AR"), HOSTS[:2]), 3), ids=str
+)
 def test_two_levels_give_the_numbers_of_one_device(
     pool: Pool, option: str, hosts: tuple[int, ...]
 ) -> None:

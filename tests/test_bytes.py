@@ -41,6 +41,7 @@ def test_formulas_are_table_3_of_the_paper(pool: Pool) -> None:
         assert found["formula"] == pytest.approx(2 * (size - 1) / size * dense + alpha_rows)
 
 
+@pytest.mark.long
 def test_counted_bytes_are_on_the_wire(tmp_path: Path) -> None:
     """In a network namespace of its own, the loopback device carries what the runtime counts, and
     nothing of what workers of one host share."""

@@ -269,6 +269,7 @@ def test_without_a_base_there_is_no_comparison() -> None:
 
 
 @pytest.mark.skipif(MISSING is not None, reason=f"{MISSING}")
+@pytest.mark.long
 def test_a_small_comparison_gives_sane_numbers(tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     command = [sys.executable, "-m", "benchmarks.compare", "--quick", "--hosts", "2"]

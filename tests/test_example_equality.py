@@ -9,7 +9,7 @@ from pool import Pool
 
 from parallax.config import RUN_OPTIONS
 
-SHORT = {("lm", 4)} | {(example, 2) for example in example_steps.EXAMPLES}
+SHORT = {("lm", 4), ("resnet", 2), ("dlrm", 3), ("nmt", 2)}
 WORLDS = [
     pytest.param(example, size, marks=[] if (example, size) in SHORT else [pytest.mark.long])
     for example in example_steps.EXAMPLES

@@ -80,10 +80,11 @@ def test_the_language_model_runs(workers: str, optimizer: str, tmp_path: Path) -
     assert "softmax_weight" in output, "the plan is printed"
 
 
-LONG = ["1", pytest.param("2", marks=pytest.mark.long)]
+WORKERS = ["1", "2"]
 
 
-@pytest.mark.parametrize("workers", LONG)
+@pytest.mark.long
+@pytest.mark.parametrize("workers", WORKERS)
 def test_the_vgg_network_learns(workers: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     flags = ["--data", "digits", "--data-dir", str(tmp_path), "--depth", "11", "--width", "8"]
@@ -94,7 +95,7 @@ def test_the_vgg_network_learns(workers: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_the_translator_runs(workers: str, tmp_path: Path) -> None:
     text = tmp_path / "pairs.tsv"
     names = [(" ".join(code.split()[1:6]), said) for code, said in docstring_pairs(1_000_000)]
@@ -108,7 +109,8 @@ def test_the_translator_runs(workers: str, tmp_path: Path) -> None:
     assert re.search(r"^(\[worker 0\] )?translated ", output, re.M)
 
 
-@pytest.mark.parametrize("workers", LONG)
+@pytest.mark.long
+@pytest.mark.parametrize("workers", WORKERS)
 def test_the_recommendation_model_learns(workers: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     flags = ["--data", "cells", "--data-dir", str(tmp_path), "--rows", "500", "--features", "8"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+
 import late
 import pytest
 from by_host import FLAT
 from by_host import HOSTS as BY_HOST
+from cells import sampled
 from equality import STEPS
 from pool import HOSTS, Pool
 
@@ -18,9 +21,11 @@ SPARSE = [
 ]
 
 
-@pytest.mark.parametrize("size", [2, 3])
-@pytest.mark.parametrize("option", ["HYBRID", "AR"])
-@pytest.mark.parametrize("case", SPARSE, ids="-".join)
+@pytest.mark.parametrize(
+    ("case", "option", "size"),
+    sampled(itertools.product(SPARSE, ("HYBRID", "AR"), (2, 3)), 3),
+    ids=str,
+)
 def test_numbers_are_those_of_one_device(
     pool: Pool, case: tuple[str, str, str], option: str, size: int
 ) -> None:
@@ -29,16 +34,18 @@ def test_numbers_are_those_of_one_device(
         assert found >= STEPS - 3
 
 
+EXAMPLES = [
+    ("dlrm", "HYBRID", STEPS - 2),
+    ("nmt", "AR", STEPS - 2),
+    ("resnet", "AR", 0),
+    ("vgg", "AR", 0),
+]
+
+
 @pytest.mark.parametrize(
-    ("name", "option", "least"),
-    [
-        ("dlrm", "HYBRID", STEPS - 2),
-        ("nmt", "AR", STEPS - 2),
-        ("resnet", "AR", 0),
-        ("vgg", "AR", 0),
-    ],
+    ("name", "option", "least", "size"),
+    sampled(((*example, size) for example in EXAMPLES for size in (2, 4)), 3),
 )
-@pytest.mark.parametrize("size", [2, 4])
 def test_examples(pool: Pool, name: str, option: str, least: int, size: int) -> None:
     for difference, found in pool.run(size, late.example, name, option):
         assert difference <= 1e-10

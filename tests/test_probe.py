@@ -79,6 +79,7 @@ def test_a_host_that_cannot_take_part(site: Site) -> None:
     assert {path.name for path in site.directory.iterdir()} == {"hosts.yml", "tmp"}
 
 
+@pytest.mark.long
 def test_this_machine_as_a_new_user(tmp_path: Path) -> None:
     done = start(tmp_path, "probe")
     assert done.returncode == 0, done.stderr

@@ -24,9 +24,9 @@ CASES = [
     [
         ("HYBRID", HOSTS[0]),
         pytest.param("HYBRID", HOSTS[1], marks=pytest.mark.long),
-        ("AR", HOSTS[1]),
+        pytest.param("AR", HOSTS[1], marks=pytest.mark.long),
         pytest.param("PS", HOSTS[0], marks=pytest.mark.long),
-        ("PS", HOSTS[1]),
+        pytest.param("PS", HOSTS[1], marks=pytest.mark.long),
         pytest.param("AR", HOSTS[0], marks=pytest.mark.long),
     ],
     ids=str,

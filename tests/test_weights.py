@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import weights
+from cells import sampled
 from pool import Pool
 
 from parallax.strategy.builders import Encoded, StrategyBuilder
@@ -32,12 +35,14 @@ def test_all_workers_count_in_the_same_way(
         assert found < 1e-12
 
 
+STRATEGIES = ["PS", "ZeRO", "Poseidon", "ProjectAdam", "Horovod", "auto", Encoded("bf16")]
+
+
 @pytest.mark.parametrize(
-    "strategy",
-    ["PS", "ZeRO", "Poseidon", "ProjectAdam", "Horovod", "auto", Encoded("bf16")],
+    ("name", "strategy"),
+    sampled(itertools.product(("recurrent", "LSTM", "attention"), STRATEGIES), 4),
     ids=lambda one: one if isinstance(one, str) else one.title,
 )
-@pytest.mark.parametrize("name", ["recurrent", "LSTM", "attention"])
 def test_workers_may_make_gradients_in_another_order(
     pool: Pool, name: str, strategy: StrategyBuilder | str
 ) -> None:
@@ -46,8 +51,11 @@ def test_workers_may_make_gradients_in_another_order(
         assert found < 1e-12
 
 
-@pytest.mark.parametrize("strategy", ["PS", "ZeRO", "Poseidon"])
-@pytest.mark.parametrize("world", [3, (0, 0, 1, 1)], ids=["on one host", "on two hosts"])
+@pytest.mark.parametrize(
+    ("strategy", "world"),
+    sampled(itertools.product(("PS", "ZeRO", "Poseidon"), (3, (0, 0, 1, 1))), 3),
+    ids=str,
+)
 def test_several_workers_may_have_no_rows(
     pool: Pool, world: int | tuple[int, ...], strategy: str
 ) -> None:
