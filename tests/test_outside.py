@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import collections
 import enum
+import functools
 import logging
 import math
 import types
@@ -201,6 +202,27 @@ class Holder:
         self.array = np.ones(3)
         self.module = types.ModuleType("of the user")
         self.settings = Settings
+        self.by_number = {0: 1.0, 1: 1.0}
+        self.by_mode = {Mode.ONE: 1.0}
+        self.by_name = {"beta": 1.0}
+        self.part: Any = None
+        self.method: Any = None
+        self.insides = {1.0: Inside(1.0), 2.0: Inside(2.0)}
+
+
+KEY = "beta"
+
+
+def _product(one: float, other: float) -> float:
+    return one * other
+
+
+class Inside:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def read(self) -> float:
+        return self.value
 
 
 def _set(holder: Holder, where: str, value: float) -> None:
@@ -218,6 +240,16 @@ def _set(holder: Holder, where: str, value: float) -> None:
         holder.scalar = np.float32(value)
     elif where == "array":
         holder.array[2] = value
+    elif where == "by_number":
+        holder.by_number[1] = value
+    elif where == "by_mode":
+        holder.by_mode[Mode.ONE] = value
+    elif where in ("by_name", "gone through"):
+        holder.by_name["beta"] = value
+    elif where == "part":
+        holder.part = functools.partial(_product, value, other=1.0)
+    elif where == "method":
+        holder.method = holder.insides[value].read
     elif where == "inner":
         holder.settings.Inner.beta = value
     else:
@@ -237,6 +269,12 @@ WHERE: dict[str, Callable[[Holder], float]] = {
     "settings": lambda h: h.settings.beta,
     "inner": lambda h: h.settings.Inner.beta,
     "module": lambda h: h.module.beta,
+    "by_number": lambda h: h.by_number[1],
+    "by_mode": lambda h: h.by_mode[Mode.ONE],
+    "by_name": lambda h: h.by_name[KEY],
+    "gone through": lambda h: sum(h.by_name[key] for key in h.by_name),
+    "part": lambda h: h.part(),
+    "method": lambda h: h.method(),
 }
 
 

@@ -89,6 +89,31 @@ def _kinds(value: Any) -> Any:
     return float if isinstance(value, float) else value
 
 
+def test_attributes_of_the_step_itself_are_state() -> None:
+    def trained(get: Any) -> tuple[list[float], Any]:
+        torch.manual_seed(2)
+        model = torch.nn.Linear(3, 2).double()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            step.count += 1  # type: ignore[attr-defined]
+            optimizer.zero_grad()
+            loss = model(x).square().mean() / step.count  # type: ignore[attr-defined]
+            loss.backward()
+            optimizer.step()
+            step.mean = 0.9 * step.mean + loss.detach()  # type: ignore[attr-defined]
+            return loss + step.mean  # type: ignore[attr-defined, no-any-return]
+
+        step.count, step.mean = 0, torch.zeros(())  # type: ignore[attr-defined]
+        run = get(step)
+        return [float(run(batch)) for batch in batches()], step
+
+    wanted, _ = trained(lambda step: step)
+    found, step = trained(lambda step: alone(step).run)
+    assert found == pytest.approx(wanted, abs=1e-12)
+    assert step.count == len(wanted)
+
+
 def test_a_failed_step_sets_nothing() -> None:
     table = torch.nn.Embedding(5, 2)
     optimizer = torch.optim.SGD(table.parameters(), 0.1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import enum
+import functools
 import itertools
 import operator
 import types
@@ -36,7 +37,7 @@ _DEEPEST, _ITEMS, _BYTES, _SIZED = 4, 64, 4096, 256
 """Of lists in lists, of the items of each, of an array, and of containers for another size, how
 much is looked at."""
 PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device)
-_CALLABLE = (types.FunctionType, types.BuiltinFunctionType, type)
+_CALLABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 
 
 @dataclass(frozen=True)
@@ -246,6 +247,9 @@ def _told(value: Any, depth: int = 0) -> Hashable:
     if isinstance(value, np.ndarray):
         small = value.nbytes <= _BYTES and value.dtype != object
         return (value.shape, value.dtype, value.tobytes() if small else None)
+    if isinstance(value, functools.partial) and depth < _DEEPEST:
+        settings = (value.args, tuple(value.keywords.items()))
+        return (_told(value.func, depth + 1), _told(settings, depth + 1))
     return value if isinstance(value, _CALLABLE) else MISSING
 
 

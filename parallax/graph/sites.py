@@ -22,7 +22,8 @@ from parallax.graph.holders import is_library_code, is_users_class, is_users_mod
 from parallax.graph.reached import Code, Loads
 from parallax.graph.user_code import is_internal
 
-_DEEPEST = 4
+_DEEPEST, _MOST_KEYS = 4, 1000
+"""Of objects in objects, and of the keys of a dict that is read as a whole."""
 _GOES_THROUGH = {"items", "values"}
 _COUNTS, _RATES = {"last_epoch", "_step_count"}, {"get_last_lr", "_last_lr"}
 """What schedulers of torch change."""
@@ -156,8 +157,13 @@ def _members(name: str, container: Any, loads: Loads) -> Iterator[Site]:
     names = loads.read
     if isinstance(container, Mapping):
         last = name.rpartition(".")[2]
-        whole = last in loads.passed or (names & _GOES_THROUGH and last in names)
-        keys = [key for key in container if isinstance(key, str) and (whole or key in names)]
+        few = len(container) <= _MOST_KEYS  # more are a vocabulary
+        whole = few and (last in loads.passed or (names & _GOES_THROUGH and last in names))
+        # Which keys are read that are no texts is not told by names.
+        others = whole or (few and last in names)
+        keys = [
+            key for key in container if (key in names if isinstance(key, str) else others) or whole
+        ]
         yield from (Site(f"{name}[{key!r}]", ItemSource(container, key)) for key in keys)
     elif isinstance(container, type):
         for key in sorted(names & {key for kind in container.__mro__ for key in vars(kind)}):
