@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dis
+import enum
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -149,8 +150,8 @@ def has_settings(value: Any) -> bool:
         return True
     if isinstance(value, torch.nn.Module):  # a criterion
         return not any(True for _ in (*value.parameters(), *value.buffers()))
-    is_torchs = isinstance(value, Optimizer | LRScheduler | torch.Tensor)
-    return not is_torchs and is_users_class(type(value))
+    is_told = isinstance(value, Optimizer | LRScheduler | torch.Tensor | enum.Enum)
+    return not is_told and is_users_class(type(value))
 
 
 def _members(name: str, container: Any, loads: Loads) -> Iterator[Site]:
