@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -40,12 +42,22 @@ def draws(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
     random.random()
 
 
+def times(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
+    time.perf_counter()  # here
+
+
+def logs(log: list[Any], state: dict[str, Any], loss: torch.Tensor) -> None:
+    logging.getLogger("a script").warning("loss %s", loss)  # here
+
+
 ONCE: dict[str, tuple[Callable[..., Any], str]] = {
     "print": (prints, "print runs at capture only"),
     "append": (appends, "changes Python values, which happens at capture only and is undone: log"),
     "append number": (appends_number, "is undone: log"),
     "add": (adds, "is undone: seen"),
     "file": (writes, "open runs at capture only"),
+    "logging": (logs, "logging runs at capture only, and logs nothing"),
+    "clock": (times, "the step reads the clock, which happens at capture only"),
     "random": (draws, "draws from Python's random module"),
 }
 

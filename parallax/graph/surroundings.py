@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 from parallax.graph.discovery import StepObjects
 from parallax.graph.foreach import without_foreach
 from parallax.graph.gradient_marks import mark_assigned, mark_backward, mark_returned
+from parallax.graph.holders import is_library_code
 from parallax.graph.indexing import indexing_by_symbols
 from parallax.graph.packed import packed_sequences
 from parallax.graph.recording import Recording
@@ -54,6 +57,8 @@ def prepared(
         stack.enter_context(mark_assigned(tensors, recording))
         stack.enter_context(_watch_zero_grad(recording))
         stack.enter_context(_watch_output(recording))
+        stack.enter_context(_watch_logging(recording))
+        stack.enter_context(_watch_clock(recording))
         stack.enter_context(data_by_copies(tensors))
         stack.enter_context(deep_copies())
         stack.enter_context(indexing_by_symbols())
@@ -153,6 +158,43 @@ def _watch_output(recording: Recording) -> Iterator[None]:
         yield
     finally:
         builtins.print, builtins.open = saved
+
+
+def _watch_logging(recording: Recording) -> contextlib.AbstractContextManager[None]:
+    """Notice what the step logs, and leave it out, as what it prints."""
+    original = logging.Logger._log
+
+    def log(self: logging.Logger, *args: Any, **kwargs: Any) -> None:
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__") == logging.__name__:
+            frame = frame.f_back
+        if is_library_code(frame.f_code):
+            original(self, *args, **kwargs)
+        else:
+            recording.notes.append(
+                f"logging runs at capture only, and logs nothing ({user_line()})"
+            )
+
+    return replaced((logging.Logger, "_log", log))
+
+
+def _watch_clock(recording: Recording) -> contextlib.AbstractContextManager[None]:
+    """Notice that a step reads the time, which is that of the capture."""
+
+    def watching(original: Callable[[], float]) -> Callable[[], float]:
+        def read() -> float:
+            if not is_internal(sys._getframe(1).f_code.co_filename):
+                recording.notes.append(
+                    f"the step reads the clock, which happens at capture only ({user_line()})"
+                )
+            return original()
+
+        return read
+
+    return replaced(*((time, name, watching(getattr(time, name))) for name in _CLOCKS))
+
+
+_CLOCKS = ("time", "perf_counter", "monotonic", "process_time")
 
 
 @contextlib.contextmanager
