@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import collections
 import enum
+import fractions
 import functools
 import logging
 import math
+import pathlib
 import types
 from collections.abc import Callable
 from typing import Any
@@ -205,6 +207,8 @@ class Holder:
         self.by_number = {0: 1.0, 1: 1.0}
         self.by_mode = {Mode.ONE: 1.0}
         self.by_name = {"beta": 1.0}
+        self.fraction = fractions.Fraction(1)
+        self.path = pathlib.Path("1")
         self.part: Any = None
         self.method: Any = None
         self.insides = {1.0: Inside(1.0), 2.0: Inside(2.0)}
@@ -246,6 +250,10 @@ def _set(holder: Holder, where: str, value: float) -> None:
         holder.by_mode[Mode.ONE] = value
     elif where in ("by_name", "gone through"):
         holder.by_name["beta"] = value
+    elif where == "fraction":
+        holder.fraction = fractions.Fraction(int(value))
+    elif where == "path":
+        holder.path = pathlib.Path(str(int(value)))
     elif where == "part":
         holder.part = functools.partial(_product, value, other=1.0)
     elif where == "method":
@@ -273,6 +281,8 @@ WHERE: dict[str, Callable[[Holder], float]] = {
     "by_mode": lambda h: h.by_mode[Mode.ONE],
     "by_name": lambda h: h.by_name[KEY],
     "gone through": lambda h: sum(h.by_name[key] for key in h.by_name),
+    "fraction": lambda h: float(h.fraction),
+    "path": lambda h: float(h.path.name),
     "part": lambda h: h.part(),
     "method": lambda h: h.method(),
 }

@@ -11,10 +11,14 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import itertools
 import operator
+import pathlib
 import types
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -36,7 +40,11 @@ DIFFERENT = 3
 _DEEPEST, _ITEMS, _BYTES, _SIZED = 4, 64, 4096, 256
 """Of lists in lists, of the items of each, of an array, and of containers for another size, how
 much is looked at."""
-PLAIN = (bool, int, float, complex, str, bytes, enum.Enum, torch.dtype, torch.device)
+PLAIN = (
+    *(bool, int, float, complex, str, bytes, range, enum.Enum, torch.dtype, torch.device),
+    *(fractions.Fraction, decimal.Decimal, pathlib.PurePath),
+    *(datetime.date, datetime.time, datetime.timedelta),
+)
 _CALLABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
 
 
