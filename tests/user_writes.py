@@ -179,6 +179,12 @@ def records_of_steps(held: Held, loss: torch.Tensor) -> None:
     held.records.extend([1, 2.0])
 
 
+@case(window=lambda: collections.deque([0.0], maxlen=3), all=collections.deque)
+def windows_of_losses(held: Held, loss: torch.Tensor) -> None:
+    held.window.append(loss.item())
+    held.all.extend([loss.detach(), 2])
+
+
 def plain(value: Any) -> Any:
     """A copy to compare: tensors as numbers."""
     if isinstance(value, torch.Tensor):
@@ -187,6 +193,6 @@ def plain(value: Any) -> Any:
         return (type(value).__name__, plain(vars(value)))
     if isinstance(value, dict):
         return (type(value).__name__, {key: plain(item) for key, item in value.items()})
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | collections.deque):
         return (type(value).__name__, *map(plain, value))
     return (type(value).__name__, value)

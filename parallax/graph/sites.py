@@ -7,6 +7,7 @@ for, classes, modules and objects with slots are looked into, since people keep 
 from __future__ import annotations
 
 import argparse
+import collections
 import dis
 import enum
 import types
@@ -71,7 +72,7 @@ def sites(objects: StepObjects, code: Code) -> list[Site]:
 
 def _is_log(name: str, value: Any, loads: Loads) -> bool:
     """Whether a list is only appended to, so that nothing depends on what is in it."""
-    return isinstance(value, list) and name in loads.logged
+    return isinstance(value, list | collections.deque) and name in loads.logged
 
 
 def _in_functions(code: Code) -> Iterator[Site]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import linecache
+import operator
 import re
 import types
 from collections.abc import Collection, Iterable, Iterator
@@ -18,7 +19,8 @@ from parallax.graph.holders import Attributes, Binding, is_container
 from parallax.graph.sites import MISSING
 from parallax.graph.state import held_tensors
 
-_MAX_ITEMS = 100_000
+_MAX_ITEMS, _MOST_APPENDED = 100_000, 64
+"""Of a container; of those that a step appends to a deque which is full."""
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 APPENDED = object()
 """Stands for the key of what has been appended to a list."""
@@ -311,9 +313,9 @@ def _differences(
     elif isinstance(copy, set):
         if container != copy:
             yield name, None, container
-    elif _is_longer(container, copy):
+    elif (items := _appended(container, copy)) is not None:
         if (id(container), APPENDED) not in kept:
-            yield name, APPENDED, tuple(container[len(copy) :])
+            yield name, APPENDED, items
     elif len(container) != len(copy) or any(
         new is not old and not isinstance(new, torch.Tensor) and (id(container), index) not in kept
         for index, (new, old) in enumerate(zip(container, copy, strict=True))
@@ -321,13 +323,16 @@ def _differences(
         yield name, None, container
 
 
-def _is_longer(container: Any, copy: Any) -> bool:
-    """Whether items were appended to a list, and nothing else."""
-    return (
-        isinstance(container, list)
-        and len(container) > len(copy)
-        and all(new is old for new, old in zip(container, copy, strict=False))
-    )
+def _appended(container: Any, copy: Any) -> tuple[Any, ...] | None:
+    """What was appended to a list or a deque, which may have lost as many of its first items."""
+    now, old = tuple(container), tuple(copy)
+    more = len(now) - len(old)
+    room = getattr(container, "maxlen", None)
+    for count in range(max(more, 1), (_MOST_APPENDED if room == len(now) else more) + 1):
+        left = old[count - more :]
+        if len(left) + count == len(now) and all(map(operator.is_, now, left)):
+            return now[-count:]
+    return None
 
 
 def _is_number(value: Any) -> bool:
