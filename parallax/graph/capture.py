@@ -21,7 +21,7 @@ from parallax.graph.carried import read_by_step, used_gradients
 from parallax.graph.cleanup import clean
 from parallax.graph.collected import Before, Collected
 from parallax.graph.discovery import StepObjects
-from parallax.graph.draws import Generators, untouched_iterators
+from parallax.graph.draws import Draw, Draws, Streams, untouched_iterators
 from parallax.graph.gradient_order import advance_gradients
 from parallax.graph.layouts import copy_before_views
 from parallax.graph.losses import write_softmax_gradients_once
@@ -58,6 +58,7 @@ def capture(
     devices: Mapping[str, torch.device] | None = None,
     varying: Mapping[Place, int] | None = None,
     numbers: Numbers = NO_NUMBERS,
+    streams: Streams | None = None,
 ) -> StepGraph:
     """Capture ``step(*args, **kwargs)``.
 
@@ -68,6 +69,7 @@ def capture(
         devices: where parameters that have no storage yet will live, by name.
         varying: sizes of the batch that are to be symbols; equal numbers are equal sizes.
         numbers: those that are inputs too.
+        streams: where the step draws random numbers from that are not PyTorch's.
 
     Returns:
         The step as one graph, with gradients marked by ``parallax::gradient``.
@@ -79,7 +81,9 @@ def capture(
     """
     objects.look_again()
     once = functools.partial(
-        _capture_once, step, objects, args, kwargs, devices or {}, varying or {}, numbers
+        _capture_once,
+        *(step, objects, args, kwargs, devices or {}, varying or {}),
+        *(streams or Streams(), (), numbers),
     )
     graph, carried = once(frozenset())
     if carried:
@@ -111,6 +115,8 @@ def _capture_once(
     kwargs: Mapping[str, Any],
     devices: Mapping[str, torch.device],
     varying: Mapping[Place, int],
+    streams: Streams,
+    drawn: tuple[Draw, ...],
     free: Numbers,
     sentinels: frozenset[str],
 ) -> tuple[StepGraph, list[str]]:
@@ -131,15 +137,18 @@ def _capture_once(
     # While they are swapped, it is the stand-ins that hold the real values.
     real_values.update((leaf.name, fake) for leaf, fake in zip(tensors, fakes, strict=True))
     scalars = [leaf.value for leaf in numbers] + [site.value for site in free.outside]
+    scalars += [draw.value for draw in drawn]
     number_fakes = [_number_tensor(mode, value) for value in scalars]
     sizes = BatchSizes(env, varying, shapes_of(batch))
     batch_fakes = [_batch_tensor(mode, batch[i], sizes, i) for i in lifted]
     real_values.update((site.name, site.value) for site in free.outside)
+    real_values.update((draw.name, draw.value) for draw in drawn)
     reals = [leaf.value for leaf in tensors]
     inputs = tuple(
         [GraphInput("state", leaf.name) for leaf in tensors]
         + [GraphInput("number", leaf.name, number=True) for leaf in numbers]
         + [GraphInput("outside", site.name, number=True) for site in free.outside]
+        + [GraphInput("drawn", draw.name, number=True) for draw in drawn]
         + [GraphInput("batch", _batch_name(i), i, i in python) for i in lifted]
     )
 
@@ -162,9 +171,13 @@ def _capture_once(
         for index, item in zip(lifted, items, strict=True):
             values[index] = item.item() if index in python else item
         call_args, call_kwargs = pytree.tree_unflatten(values, batch_spec)
-        outside = symbols[len(numbers) :]
+        outside = symbols[len(numbers) : len(symbols) - len(drawn)]
         others = [site.value for site in free.others]
-        with standing_for(free.outside, outside), untouched_iterators(objects):
+        with (
+            standing_for(free.outside, outside),
+            untouched_iterators(objects),
+            draws.recorded(symbols[len(symbols) - len(drawn) :]),
+        ):
             result = step(*call_args, **call_kwargs)
             left.collect_outside(free.outside, outside, free.others, others)
         left.collect_result(result)
@@ -174,7 +187,7 @@ def _capture_once(
             left.collect_carried(before, recording)
         return left.flat
 
-    generators = Generators(objects)
+    draws = Draws(objects, streams, drawn)
     try:
         with (
             swapped(reals, fakes),
@@ -192,15 +205,17 @@ def _capture_once(
         raise _capture_error(error, step) from error
     finally:
         undone = snapshot.restore(left.kept)
+        draws.put_back()
+    again = functools.partial(_capture_once, step, objects, args, kwargs, devices, varying, streams)
     if left.counted:
         more = free.with_counted(left.counted)
         try:
-            return _capture_once(step, objects, args, kwargs, devices, varying, more, sentinels)
+            return again(drawn, more, sentinels)
         except Exception:  # what becomes of the number may be more than a symbol can be
             logger.debug("numbers that the step changes are no inputs", exc_info=True)
     if snapshot.counters:  # which are state, as is known now
         objects.counters.update(snapshot.counters)
-        return _capture_once(step, objects, args, kwargs, devices, varying, free, sentinels)
+        return again(drawn, free, sentinels)
     if snapshot.counted:
         raise UnsupportedError(
             f"An optimizer counts in a Python number, which would stay as it is: "
@@ -208,6 +223,11 @@ def _capture_once(
             hint="keep the count in the state of a parameter, or in a group: "
             "self.state[p]['step'] += 1, group['step'] += 1.",
         )
+    if draws.found and not drawn:
+        try:
+            return again(tuple(draws.found), free, sentinels)
+        except Exception:  # they may choose more than a symbol can
+            logger.debug("random numbers are no inputs", exc_info=True)
     if undone:
         recording.notes.append(
             "the step changes Python values, which happens at capture only and is undone: "
@@ -215,10 +235,10 @@ def _capture_once(
             + (" and more" if len(undone) > 5 else "")
             + "; return what you need from the step and count outside of it"
         )
-    if drawn := generators.put_back():
+    if draws.told:
         recording.notes.append(
-            f"the step draws from {', '.join(drawn)}, which runs at capture only; draw outside of "
-            "it, and pass the number"
+            f"the step draws from {', '.join(draws.told)}, which runs at capture only; draw "
+            "outside of it, and pass what is drawn"
         )
     if not recording.marked:
         raise _no_backward(objects)
@@ -233,6 +253,7 @@ def _capture_once(
         constants=left.constants,
         calls=left.calls,
         guards=guards,
+        draws=drawn,
         outside={site.name: site.source for site in free.outside},
         left=left.left,
         writes=tuple(left.writes),

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
+from parallax.graph.draws import Draw
 from parallax.graph.scalars import ScalarGuard
 from parallax.graph.sites import Site, Source
 from parallax.graph.sizes import BatchSizes
 
-InputKind = Literal["state", "number", "batch", "outside", "shard"]
+InputKind = Literal["state", "number", "batch", "outside", "drawn", "shard"]
 OutputKind = Literal["return", "state", "call", "outside", "write"]
 
 
@@ -22,7 +23,7 @@ class GraphInput:
     """One placeholder.
 
     A state tensor or number by leaf name, this worker's rows of a variable, part of the batch by
-    index, or a number that the step reads elsewhere.
+    index, or a number that the step reads elsewhere, or draws.
     """
 
     kind: InputKind
@@ -95,6 +96,8 @@ class StepGraph:
     """New values of state leaves that do not depend on any input (a counter's first value)."""
     calls: tuple[HostCall, ...] = ()
     guards: tuple[ScalarGuard, ...] = ()
+    draws: tuple[Draw, ...] = ()
+    """Random numbers that are inputs, in the order in which they are drawn."""
     outside: Mapping[str, Source] = field(default_factory=dict)
     """Where numbers are read and left that the step takes from elsewhere, by the inputs' names."""
     left: Mapping[str, float] = field(default_factory=dict)

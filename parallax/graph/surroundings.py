@@ -6,6 +6,7 @@ import builtins
 import contextlib
 import logging
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -162,13 +163,13 @@ def _watch_output(recording: Recording) -> Iterator[None]:
 
 def _watch_logging(recording: Recording) -> contextlib.AbstractContextManager[None]:
     """Notice what the step logs, and leave it out, as what it prints."""
-    original = logging.Logger._log
+    original, thread = logging.Logger._log, threading.get_ident()
 
     def log(self: logging.Logger, *args: Any, **kwargs: Any) -> None:
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals.get("__name__") == logging.__name__:
             frame = frame.f_back
-        if is_library_code(frame.f_code):
+        if is_library_code(frame.f_code) or threading.get_ident() != thread:
             original(self, *args, **kwargs)
         else:
             recording.notes.append(
@@ -181,9 +182,12 @@ def _watch_logging(recording: Recording) -> contextlib.AbstractContextManager[No
 def _watch_clock(recording: Recording) -> contextlib.AbstractContextManager[None]:
     """Notice that a step reads the time, which is that of the capture."""
 
+    thread = threading.get_ident()
+
     def watching(original: Callable[[], float]) -> Callable[[], float]:
         def read() -> float:
-            if not is_internal(sys._getframe(1).f_code.co_filename):
+            is_users = not is_internal(sys._getframe(1).f_code.co_filename)
+            if is_users and threading.get_ident() == thread:
                 recording.notes.append(
                     f"the step reads the clock, which happens at capture only ({user_line()})"
                 )

@@ -222,7 +222,7 @@ class Course:
         if len(batch) != spec.num_leaves:
             return None
         args, named = pytree.tree_unflatten(list(batch), spec)
-        program = self._programs.find(*self._signatures.read(args, named))
+        program = self._programs.coming(*self._signatures.read(args, named))
         return program if program is not None and program.knows_ids else None
 
     def _break_off(self, announced: Announced, flat: Sequence[Any]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from parallax.graph.draws import drawn
 from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
 from parallax.ops.specs import LateSpec, ResourceSpec
 from parallax.rewrite.ahead import IdsGraph, ids_graph
@@ -47,6 +48,9 @@ class Program:
         self._resources = list(resources)
         self.late = next((one for one in resources if isinstance(one, LateUpdates)), None)
         """Updates that a step can leave to the one that follows."""
+        self._drawn: list[float | int] = []
+        """Random numbers for the step that is next, if they are drawn already."""
+        self._draws = {draw.name: place for place, draw in enumerate(step.draws)}
         self._run: Callable[..., Any] = step.graph_module.forward
         self._bind()
 
@@ -61,6 +65,7 @@ class Program:
         readers: dict[str, Callable[[str], Callable[[], Any]]] = {
             "shard": state.view_reader,
             "outside": self.step.outside.__getitem__,
+            "drawn": self._drawn_reader,
         }
         self._readers = [
             readers.get(item.kind, state.reader)(item.name)
@@ -75,6 +80,10 @@ class Program:
             if item.kind == "state" and self._may_change_shape(item.name)
         ]
         """State of which others may put one of another shape, which the graph does not fit."""
+
+    def _drawn_reader(self, name: str) -> Callable[[], Any]:
+        place = self._draws[name]
+        return lambda: self._drawn[place]
 
     def _may_change_shape(self, name: str) -> bool:
         leaf = self._state.leaves[name]
@@ -96,7 +105,19 @@ class Program:
         the step made then is not there yet, and what it reads has the shape that it had."""
         if any(name in self._state.leaves for name in self.step.created):
             return False
-        return self._shapes_hold() and all(
+        if not self._shapes_hold():
+            return False
+        if not self.step.draws:
+            return self._decides_alike(flat)
+        self._drawn, put_back = drawn(self.step.draws)
+        if self._decides_alike(flat):
+            return True
+        put_back()
+        self._drawn = []
+        return False
+
+    def _decides_alike(self, flat: Sequence[Any]) -> bool:
+        return all(
             guard.holds(
                 {
                     name: self._value(name) if index is None else flat[index]
@@ -113,12 +134,14 @@ class Program:
             return False
 
     def _value(self, name: str) -> Any:
+        if name in self._draws:
+            return self._drawn[self._draws[name]]
         outside = self.step.outside.get(name)
         return self._state.value(name) if outside is None else outside()
 
     def rebind(self) -> bool:
         """After the user's objects were replaced; False if state that it reads is gone."""
-        names = (i.name for i in self.step.inputs if i.kind not in ("batch", "outside"))
+        names = (i.name for i in self.step.inputs if i.kind in ("state", "number", "shard"))
         if not all(name in self._state.leaves for name in names):
             return False
         self._bind()
@@ -133,7 +156,10 @@ class Program:
         for call in self.step.calls:
             if call.before:
                 _call(call, ())
+        if self.step.draws and not self._drawn:
+            self._drawn, _ = drawn(self.step.draws)
         inputs = self._resources + [read() for read in self._readers]
+        self._drawn = []
         inputs += self._inputs_of(batch)
         try:
             with torch.no_grad():

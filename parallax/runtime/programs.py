@@ -38,8 +38,15 @@ class Programs:
         self._by_signature: OrderedDict[Signature, list[Program]] = OrderedDict()
         self._kin: dict[Signature, _Kin] = {}
 
+    def coming(self, signature: Signature, flat: Sequence[Any]) -> Program | None:
+        """What a later call will find; None if that is not known, as where a step draws numbers."""
+        kin = self._kin.get(without_shapes(signature))
+        near = [*self._by_signature.get(signature, ()), *(kin.programs if kin is not None else ())]
+        return None if any(one.step.draws for one in near) else self.find(signature, flat)
+
     def find(self, signature: Signature, flat: Sequence[Any]) -> Program | None:
-        """A program that holds for a call with a flat batch; None if it has to be captured."""
+        """A program that holds for a call with a flat batch; None if it has to be captured. What it
+        draws is drawn."""
         candidates = self._by_signature.get(signature)
         if candidates is not None:
             self._by_signature.move_to_end(signature)

@@ -18,6 +18,7 @@ from parallax.errors import ConfigError
 from parallax.graph.capture import capture
 from parallax.graph.checks import check_batch, check_not_dealt, check_state
 from parallax.graph.discovery import StepObjects
+from parallax.graph.draws import Streams
 from parallax.graph.outside import NO_NUMBERS, Numbers
 from parallax.graph.sizes import Place
 from parallax.graph.state import aliases
@@ -48,6 +49,7 @@ from parallax.runtime.signature import Signature, SignatureReader, structure
 from parallax.runtime.start import (
     agree_on_everything,
     agree_on_tensors,
+    draw_alike,
     measure_access,
     one_batch_norm,
     seed_worker,
@@ -103,6 +105,7 @@ class Runner:
         self._course = Course(world, self._programs, self._signatures, self._weighing)
         self._steps = 0
         self._captures = 0
+        self._streams = Streams()
         self._last: Program | None = None
         self._noted: set[str] = set()
         self._devices = {
@@ -310,7 +313,10 @@ class Runner:
             self._compare(description, batch, named)
         together = self.num_workers > 1 and one_batch_norm(self._objects, self._config)
         with any_number_of_rows() if together else contextlib.nullcontext():
-            step = capture(self._step, self._objects, batch, named, self._devices, varying, numbers)
+            step = capture(
+                *(self._step, self._objects, batch, named, self._devices, varying, numbers),
+                streams=self._streams,
+            )
         self._captures += 1
         for note in step.notes:
             if note not in self._noted:
@@ -346,6 +352,7 @@ class Runner:
         world = self._world
         leaves = {n: leaf for n, leaf in self._state.leaves.items() if leaf.kind != "tensor"}
         agree_on_everything(world, leaves, self._config, self._data_sizes(), description)
+        draw_alike(world, self._streams, self._objects)
         self._warn_of_batch_norms()
         self._choice.network = measure_network(world)
         self._choice.speed = measure_speed(world)

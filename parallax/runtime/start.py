@@ -5,8 +5,10 @@ Differences are found here and named, not later by a hang or a wrong sum.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import logging
+import pickle
 import random
 import sys
 import zlib
@@ -24,6 +26,7 @@ from parallax.errors import BatchError, DisagreementError
 from parallax.graph.access import measure
 from parallax.graph.checks import batch_norms
 from parallax.graph.discovery import StepObjects
+from parallax.graph.draws import Streams
 from parallax.graph.state import Leaf
 from parallax.graph.variables import Analysis
 from parallax.runtime.comm.world import World
@@ -289,6 +292,13 @@ def take_values_of_chief(world: World, leaves: Mapping[str, Leaf]) -> list[str]:
             differing.append(name)
             _broadcast(world, value)
     return differing
+
+
+def draw_alike(world: World, streams: Streams, objects: StepObjects) -> None:
+    """Let steps of all workers draw the same numbers of Python's and NumPy's generators: those that
+    worker 0 would have drawn."""
+    text = base64.b64encode(pickle.dumps(streams.states(objects))).decode()
+    streams.share(objects, pickle.loads(base64.b64decode(world.texts("generators", text)[0])))
 
 
 def _checksum(value: torch.Tensor) -> int:
