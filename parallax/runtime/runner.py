@@ -314,8 +314,8 @@ class Runner:
         together = self.num_workers > 1 and one_batch_norm(self._objects, self._config)
         with any_number_of_rows() if together else contextlib.nullcontext():
             step = capture(
-                *(self._step, self._objects, batch, named, self._devices, varying, numbers),
-                streams=self._streams,
+                *(self._step, self._objects, batch, named),
+                *(self._devices, varying, numbers, self._streams),
             )
         self._captures += 1
         for note in step.notes:
