@@ -21,8 +21,9 @@ from parallax.graph.carried import read_by_step, used_gradients
 from parallax.graph.cleanup import clean
 from parallax.graph.collected import Before, Collected
 from parallax.graph.discovery import StepObjects
-from parallax.graph.draws import Draw, Draws, Streams, untouched_iterators
+from parallax.graph.draws import Draw, Draws, Streams
 from parallax.graph.gradient_order import advance_gradients
+from parallax.graph.iterators import untouched_iterators
 from parallax.graph.layouts import copy_before_views
 from parallax.graph.losses import write_softmax_gradients_once
 from parallax.graph.made import positions

@@ -1,8 +1,7 @@
-"""What gives another value each time it is asked: data that a step would take by itself.
+"""Random numbers that a step draws from generators of Python and NumPy.
 
-A captured step's Python runs once, so an iterator's next batch would be that of all steps. It is
-refused where it is asked for, before it gives anything. Random numbers of Python and NumPy would be
-the same in all steps, too; that is noted, and their generators are put back.
+Those of a first capture are inputs of a second one. Before each step the same calls draw them anew,
+so that a program decides by them, and computes with them, as the step would.
 """
 
 from __future__ import annotations
@@ -11,81 +10,16 @@ import contextlib
 import functools
 import random
 import threading
-import types
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader
 
 from parallax.errors import UnsupportedError
-from parallax.graph.discovery import GlobalName, StepObjects
-from parallax.graph.holders import is_users_class
+from parallax.graph.discovery import StepObjects
 from parallax.graph.replaced import replaced
-from parallax.graph.user_code import user_line
-
-_MOST_ITEMS = 1000
-"""Of a list or a dict that is looked into."""
-
-
-def refused(name: str, value: Any) -> NoReturn:
-    """Say that the step takes the next of something's values."""
-    raise UnsupportedError(
-        f"The step takes a value from {name!r} ({type(value).__name__}): that would happen at "
-        "capture only, and all steps would get the same one.",
-        hint="take it outside of the step, and pass it: runner.run(next(batches)), or "
-        "for batch in loader: runner.run(batch).",
-        where=user_line(),
-    )
-
-
-class _Untouched:
-    """Stands for an iterator while the step is captured: whatever it has, but no next value."""
-
-    def __init__(self, name: str, value: Iterator[Any]) -> None:
-        self._name, self._value = name, value
-        self._thread = threading.get_ident()
-
-    def __iter__(self) -> _Untouched:
-        return self
-
-    def __next__(self) -> Any:
-        if threading.get_ident() != self._thread:  # that reads batches ahead, say
-            return next(self._value)
-        refused(self._name, self._value)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._value, name)
-
-
-@contextlib.contextmanager
-def untouched_iterators(objects: StepObjects) -> Iterator[None]:
-    """Refuse to go on with iterators that were there before the step, and to begin with loaders.
-
-    An iterator of the user's own class is gone through: what it does is Python like any other.
-    """
-    found = [place for place in _places(objects) if _gives_values(place[1])]
-    stand_ins = {id(value): _Untouched(name, value) for name, value, _ in reversed(found)}
-    with contextlib.ExitStack() as stack:
-        for _, value, put in found:
-            put(stand_ins[id(value)])
-            stack.callback(put, value)
-        stack.enter_context(_no_epochs())
-        yield
-
-
-def _no_epochs() -> contextlib.AbstractContextManager[None]:
-    original, thread = DataLoader.__iter__, threading.get_ident()
-
-    def begin(self: DataLoader[Any]) -> Any:
-        if threading.get_ident() != thread:
-            return original(self)
-        refused("iter(loader)", self)
-
-    return replaced((DataLoader, "__iter__", begin))
-
+from parallax.graph.values import reached_values
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _MODULES = {"Python's random module": random, "NumPy's random module": np.random}
@@ -150,7 +84,7 @@ class Streams:
 
 
 def _own_generators(objects: StepObjects) -> dict[str, Any]:
-    return {repr(n): v for n, v, _ in _places(objects) if isinstance(v, _GENERATORS)}
+    return {repr(n): v for n, v, _ in reached_values(objects) if isinstance(v, _GENERATORS)}
 
 
 class Draws:
@@ -190,7 +124,7 @@ class Draws:
                     changes.append((module, name, self._recording(generator, function)))
         with contextlib.ExitStack() as stack:
             stack.enter_context(replaced(*changes))
-            for _, value, put in list(_places(self._objects)):
+            for _, value, put in list(reached_values(self._objects)):
                 if isinstance(value, _GENERATORS):
                     put(_Recording(value, self._recording))
                     stack.callback(put, value)
@@ -274,54 +208,3 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, dict):
         return all(_equal(value, other[key]) for key, value in one.items())
     return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
-
-
-Put = Callable[[Any], None]
-
-
-def _places(objects: StepObjects) -> Iterator[tuple[str, Any, Put]]:
-    """What the step reaches besides tensors: its name, the value, and what puts another there."""
-    for name, container, _ in objects.containers:
-        if isinstance(container, types.CellType):
-            with contextlib.suppress(ValueError):
-                yield name, container.cell_contents, _cell_putter(container)
-        elif isinstance(container, GlobalName):
-            value = container.home.get(container.name)
-            yield name, value, _item_putter(container.home, container.name)
-        else:
-            yield from _in_items(name, container)
-    for name, model in objects.models.items():
-        for path, module in model.named_modules():
-            yield from _in_items(f"{name}.{path}" if path else name, module)
-
-
-def _in_items(name: str, container: Any) -> Iterator[tuple[str, Any, Put]]:
-    is_plain = isinstance(container, dict | list)
-    items = container if is_plain else getattr(container, "__dict__", ())
-    if len(items) > _MOST_ITEMS:
-        return
-    for key, value in items.items() if isinstance(items, dict) else enumerate(items):
-        yield f"{name}[{key!r}]" if is_plain else f"{name}.{key}", value, _item_putter(items, key)
-
-
-def _gives_values(value: Any) -> bool:
-    kind = type(value)
-    return (
-        hasattr(kind, "__next__")
-        and not isinstance(value, torch.Tensor | torch.nn.Module | type)
-        and not is_users_class(kind)
-    )
-
-
-def _cell_putter(cell: types.CellType) -> Put:
-    def put(value: Any) -> None:
-        cell.cell_contents = value
-
-    return put
-
-
-def _item_putter(items: Any, key: Any) -> Put:
-    def put(value: Any) -> None:
-        items[key] = value
-
-    return put
