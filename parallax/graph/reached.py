@@ -17,7 +17,7 @@ _LOADS = (
     *("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"),
     *("LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF", "LOAD_CONST"),
 )
-_METHODS, APPENDING = ("LOAD_ATTR", "LOAD_METHOD"), ("append", "extend")
+_METHODS, _APPENDING = ("LOAD_ATTR", "LOAD_METHOD"), ("append", "extend")
 _TAKING = ("GET_ITER", "CALL", "PRECALL", "DICT_MERGE", "DICT_UPDATE", "LIST_EXTEND", "UNPACK")
 _NAMING = ("BUILD_CONST_KEY_MAP", "CALL", "KW_NAMES", "IMPORT")
 
@@ -41,7 +41,7 @@ class Loads:
             is_constant = instruction.opname == "LOAD_CONST"
             if is_constant and _is_item(after[:1]):
                 after = after[1:]
-            if after and after[0].opname.startswith(_METHODS) and after[0].argval in APPENDING:
+            if after and after[0].opname.startswith(_METHODS) and after[0].argval in _APPENDING:
                 self._add(instruction, self.appended)
             elif not is_constant or "STORE_SUBSCR" not in [one.opname for one in after[:1]]:
                 self._add(instruction, self.read)

@@ -102,7 +102,8 @@ def _globals_of(code: types.CodeType) -> set[str]:
 def _in_objects(objects: StepObjects, loads: Loads) -> Iterator[Site]:
     names = loads.read
     for name, container, _ in objects.containers:
-        if _is_log(name, _content_of(container), loads):
+        is_name = isinstance(container, GlobalName | types.CellType)
+        if is_name and _is_log(name, content_of(container), loads):
             continue
         if isinstance(container, types.CellType):
             yield Site(name, CellSource(container))
@@ -126,11 +127,11 @@ def _in_objects(objects: StepObjects, loads: Loads) -> Iterator[Site]:
             yield from _settings_of(f"{root}.{path}" if path else root, module, names)
 
 
-def _content_of(container: Any) -> Any:
-    """What a name is bound to."""
+def content_of(container: GlobalName | types.CellType) -> Any:
+    """What a name is bound to; ``MISSING`` if to nothing now."""
     if isinstance(container, types.CellType):
         return CellSource(container)()
-    return container.home.get(container.name) if isinstance(container, GlobalName) else None
+    return container.home.get(container.name, MISSING)
 
 
 def _settings_of(name: str, module: torch.nn.Module, names: set[str]) -> Iterator[Site]:

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from parallax.errors import SourceLine
 from parallax.graph.discovery import GlobalName, Root, StepObjects
 from parallax.graph.holders import Attributes, Binding, is_container
-from parallax.graph.sites import MISSING
+from parallax.graph.sites import MISSING, content_of
 from parallax.graph.state import held_tensors
 
 _MAX_ITEMS, _MOST_APPENDED = 100_000, 64
@@ -60,7 +60,7 @@ class _Named(NamedTuple):
     def new(self) -> Iterator[Any]:
         """What it contains now that it did not contain then, but for items of a longer list."""
         if isinstance(self.container, GlobalName | types.CellType):
-            content = _content(self.container)
+            content = content_of(self.container)
             if content is not self.copy:
                 yield content
         elif isinstance(self.copy, dict):
@@ -138,7 +138,7 @@ class Snapshot:
 
     def _keep_named(self, name: str, container: Any, root: Root) -> None:
         if isinstance(container, GlobalName | types.CellType):
-            self._names.append(_Named(name, container, _content(container), root))
+            self._names.append(_Named(name, container, content_of(container), root))
             return
         items = _items_of(container)
         if items is None or len(items) > _MAX_ITEMS:
@@ -212,7 +212,7 @@ class Snapshot:
             if isinstance(container, GlobalName):
                 if copy is not container.home.get(container.name, MISSING):
                     container.home[container.name] = copy
-            elif isinstance(container, types.CellType) and _content(container) is not copy:
+            elif isinstance(container, types.CellType) and content_of(container) is not copy:
                 container.cell_contents = copy
         return changed
 
@@ -225,7 +225,7 @@ class Snapshot:
         lone = {holder.name for holder, value in self._lone if isinstance(value, torch.Tensor)}
         for name, container, copy, _ in self._names:
             if isinstance(container, GlobalName | types.CellType):
-                change = Change(name, name, container, name, _content(container))
+                change = Change(name, name, container, name, content_of(container))
                 if name not in lone and change.place not in kept and change.value is not copy:
                     yield change
                 continue
@@ -263,15 +263,6 @@ def _counters(objects: StepObjects) -> Iterator[tuple[str, bool, int]]:
             for key, value in home.items():
                 if type(value) is int and not key.startswith("_"):
                     yield f"{label}.{key}", in_group, value
-
-
-def _content(container: GlobalName | types.CellType) -> Any:
-    if isinstance(container, GlobalName):
-        return container.home.get(container.name, MISSING)
-    try:
-        return container.cell_contents
-    except ValueError:
-        return MISSING
 
 
 def _holds(value: Any) -> bool:
