@@ -50,6 +50,11 @@ def _broadcast(a: torch.Tensor, b: torch.Tensor) -> object:
     return a.exp() + b.sum(0)
 
 
+def _laid_out(a: torch.Tensor, b: torch.Tensor) -> object:
+    # The sum lies as its first operand does, by columns, and is viewed as such (rotary embeddings).
+    return (a.exp().t() * 2 + b.exp()).t().reshape(-1)
+
+
 CASES: dict[str, tuple[Function, set[str]]] = {
     "products": (_products, {"addmm_", "add_"}),
     "shared": (_shared, {"add_"}),
@@ -58,6 +63,7 @@ CASES: dict[str, tuple[Function, set[str]]] = {
     "written_between": (_written_between, {"add_"}),
     "twice": (_twice, set()),
     "broadcast": (_broadcast, set()),
+    "laid_out": (_laid_out, set()),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from parallax.graph.discovery import discover
+from parallax.graph.holders import is_library_code
 
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -48,3 +49,11 @@ def test_globals_are_found_in_the_step_and_in_what_it_calls() -> None:
         found = discover(function)
         assert list(found.models) == ["model"]
         assert list(found.optimizers) == ["optimizer"]
+
+
+def test_packages_are_no_user_code_wherever_they_are_installed() -> None:
+    """Those of ``pip install --user``, say, are not in the folder of the environment."""
+    places = ("/home/ann/.local/lib/python3.11/site-packages", "/usr/lib/python3/dist-packages")
+    for place in places:
+        assert is_library_code(compile("x", f"{place}/transformers/models.py", "eval"))
+    assert not is_library_code(compile("x", "/home/ann/my-site-packages/train.py", "eval"))

@@ -306,6 +306,33 @@ def test_values_are_seen_wherever_people_keep_them(where: str) -> None:
     assert runner._captures == 2
 
 
+class Halved(torch.optim.lr_scheduler.LambdaLR):
+    """A schedule whose class is the user's own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(optimizer, lambda count: 0.5**count)
+
+
+def test_a_schedule_of_the_users_own_class_follows_the_step() -> None:
+    """What the step names is looked for in it, and a key of the step may be an empty text."""
+    expected, trainer = Trainer(), Trainer()
+
+    def step_of(one: Trainer) -> Callable[[torch.Tensor], torch.Tensor]:
+        schedule = Halved(one.optimizer)
+        settings = {"": 1.0}
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = one.step(x) * settings[""]
+            schedule.step()
+            return loss
+
+        return step
+
+    plain, runner = step_of(expected), alone(step_of(trainer))
+    for _ in range(3):
+        assert torch.equal(runner.run(ONES), plain(ONES))
+
+
 @pytest.mark.parametrize("name", ["optimizer", "model"])
 def test_another_optimizer_or_model_is_refused(name: str) -> None:
     trainer = Trainer()

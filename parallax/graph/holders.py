@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import os
 import sys
 import sysconfig
@@ -28,6 +29,8 @@ _LIBRARY_ROOTS = tuple(
         str(Path(__file__).parents[1]) + os.sep,
     }
 )
+_INSTALLED = {"site-packages", "dist-packages"}
+"""Folders of packages; an environment may have several (the user's own, those of another one)."""
 
 
 @dataclass(eq=False)
@@ -141,10 +144,11 @@ def is_library_code(code: types.CodeType) -> bool:
     return _is_library(code.co_filename)
 
 
+@functools.lru_cache(maxsize=4096)
 def _is_library(filename: str) -> bool:
-    return filename.startswith("<frozen") or any(
-        root and filename.startswith(root) for root in _LIBRARY_ROOTS
-    )
+    if filename.startswith("<frozen") or not _INSTALLED.isdisjoint(Path(filename).parts):
+        return True
+    return any(root and filename.startswith(root) for root in _LIBRARY_ROOTS)
 
 
 def is_user_object(value: Any) -> bool:

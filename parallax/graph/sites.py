@@ -116,8 +116,10 @@ def _in_objects(objects: StepObjects, loads: Loads) -> Iterator[Site]:
             own = names - vars(Optimizer).keys()
             yield from _attributes(name, optimizer, {n for n in own if not n.startswith("_")})
     for name, scheduler in objects.schedulers.items():
-        own = names if not is_library_class(type(scheduler)) else names & _COUNTS
-        yield from _attributes(name, scheduler, {n for n in own if n in _COUNTS or n[0] != "_"})
+        own = names & _COUNTS
+        if not is_library_class(type(scheduler)):
+            own |= {n for n in names if not n.startswith("_")}
+        yield from _attributes(name, scheduler, own)
         if names & _RATES:
             rates = AttributeSource(scheduler, "_last_lr")
             count = len(rates() if isinstance(rates(), list) else ())

@@ -34,7 +34,7 @@ def accumulate_in_place(graph: Graph) -> None:
     for node in order:
         if node.op != "call_function":
             continue
-        if node.target is aten.add.Tensor and not node.kwargs and _same_shape(node):
+        if node.target is aten.add.Tensor and not node.kwargs and _is_alike(node):
             left, right = node.args[0], node.args[1]
             if not _is_own(left, node, fresh) and _is_own(right, node, fresh):
                 left, right = right, left
@@ -52,7 +52,9 @@ def _makes_new(node: Node) -> bool:
     return not (is_view(node) or is_write(node) or node.target is aten._unsafe_view.default)
 
 
-def _same_shape(node: Node) -> bool:
+def _is_alike(node: Node) -> bool:
+    """Whether the sum is a tensor like its first operand could be, and laid out in order: what
+    views it later does so for the layout that the sum of two layouts has."""
     values = [a.meta.get("val") if isinstance(a, Node) else None for a in node.args[:2]]
     left, right = values
     return (
@@ -63,6 +65,7 @@ def _same_shape(node: Node) -> bool:
         and left.layout is right.layout is torch.strided
         and left.dtype.is_floating_point
         and left.device == right.device
+        and node.meta["val"].is_contiguous()
     )
 
 
