@@ -45,6 +45,19 @@ def test_every_order_gives_the_same_tensor(dimension: int) -> None:
         assert copies(module) == 0
 
 
+def test_stacks_with_channels_last_are_left() -> None:
+    """Of parts with channels last, torch stacks with channels last, whatever order is asked for."""
+    parts = [torch.randn(2, 3, 4, 5) for _ in range(3)]
+
+    def function(*parts: torch.Tensor) -> torch.Tensor:
+        moved = torch.stack(parts).permute(1, 0, 4, 2, 3)
+        return torch.clone(moved, memory_format=torch.contiguous_format).view(-1)
+
+    module = rewritten(function, *parts)
+    assert torch.equal(module(*parts), function(*parts))
+    assert copies(module) == 1
+
+
 @pytest.mark.parametrize("read", ["stack", "permuted", "own strides"])
 def test_what_is_read_otherwise_stays(read: str) -> None:
     parts = [torch.randn(SIZES) for _ in range(2)]

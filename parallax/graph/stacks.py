@@ -45,4 +45,7 @@ def _rewrite(graph: Graph, stacked: Node, permuted: Node, copied: Node) -> None:
     with graph.inserting_before(stacked):
         moved = [add_call(graph, aten.permute.default, part, inner) for part in parts]
         result = add_call(graph, aten.stack.default, moved, order.index(new))
-    copied.replace_all_uses_with(result)
+    # Of parts that all have channels last, a stack has them last as well; it is of no use then, and
+    # removed.
+    if result.meta["val"].is_contiguous():
+        copied.replace_all_uses_with(result)

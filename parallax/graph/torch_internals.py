@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
+from parallax.graph.layouts import as_laid_out
 from parallax.ops.batch_norms import kind_of_statistics
 
 __all__ = [
@@ -55,7 +56,8 @@ class _CaptureMode(FakeTensorMode):
 
     Rows added to, or read from, a dense tensor by COO ids; CTC's loss, whose backward pass is
     handed a tensor that the longest target gives its size, here as long as one can be; BatchNorm of
-    one row or none, which is normalised with the rows of other workers.
+    one row or none, which is normalised with the rows of other workers. Says of results how they
+    are laid out, where torch is mistaken.
     """
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,7 +81,7 @@ class _CaptureMode(FakeTensorMode):
             return torch.sparse_coo_tensor(
                 ids, values, dense.shape, is_coalesced=True, check_invariants=False
             )
-        return super().dispatch(func, types, args, kwargs)
+        return as_laid_out(func, args, super().dispatch(func, types, args, kwargs))
 
 
 _ADD_ROWS = (torch.ops.aten.add_.Tensor, torch.ops.aten.sub_.Tensor)
