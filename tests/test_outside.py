@@ -390,27 +390,31 @@ def test_an_optimizer_need_not_call_its_base() -> None:
         torch.testing.assert_close(runner.run(ONES), plain.step(ONES).detach())
 
 
-@pytest.mark.parametrize("kind", ["dataclass", "mapping"])
+@pytest.mark.parametrize("kind", ["dataclass", "mapping", "object", "slots"])
 def test_batches_come_in_containers_of_their_own(kind: str) -> None:
+    kinds: dict[str, Any] = {
+        "dataclass": user_steps.Pair,
+        "mapping": user_steps.Named,
+        "object": user_steps.Masked,
+        "slots": user_steps.Slotted,
+    }
     torch.manual_seed(1)
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def step(batch: Any) -> Any:
-        x, labels = (
-            (batch.x, batch.labels) if kind == "dataclass" else (batch["x"], batch["labels"])
-        )
+        x, labels = (batch["x"], batch["labels"]) if kind == "mapping" else (batch.x, batch.labels)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), labels)
+        if kind == "object":
+            loss = loss * batch.parts["mask"].sum() * batch.settings.share
         loss.backward()
         optimizer.step()
         return loss
 
     def batch(number: int) -> Any:
         items = {"x": torch.full((2, 4), float(number)), "labels": torch.tensor([0, 2])}
-        if kind == "dataclass":
-            return user_steps.Pair(**items)
-        return user_steps.Named(items)
+        return kinds[kind](items) if kind == "mapping" else kinds[kind](**items)
 
     runner = alone(step)
     losses = [runner.run(batch(number)) for number in range(3)]

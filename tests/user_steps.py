@@ -41,6 +41,31 @@ class Named(collections.UserDict):  # type: ignore[type-arg]
     """As tokenizers give it."""
 
 
+class Settings:
+    """No part of a batch: a value like any other."""
+
+    share = 1.0
+
+
+SETTINGS = Settings()
+
+
+class Masked:
+    """As the code beside papers makes batches, with what is computed from them."""
+
+    def __init__(self, x: torch.Tensor, labels: torch.Tensor) -> None:
+        self.x, self.labels = x, labels
+        self.parts = {"mask": labels >= 0}
+        self.settings = SETTINGS
+
+
+class Slotted:
+    __slots__ = ("labels", "x")
+
+    def __init__(self, x: torch.Tensor, labels: torch.Tensor) -> None:
+        self.x, self.labels = x, labels
+
+
 # -- Running them ---------------------------------------------------------------------------
 
 

@@ -1,4 +1,5 @@
-"""Batches in containers of their users' own: dataclasses, and mappings that are no plain dicts."""
+"""Batches in containers of their users' own: dataclasses, mappings that are no plain dicts, and
+objects with tensors in their attributes."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from parallax.graph.holders import is_user_object, is_users_class, slots_of
+
 
 def flatten(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
     """What a batch holds, and how; kinds of containers that torch does not know are made known.
 
-    A copy of such a container has its fields, or its items, and no other attributes.
+    A copy of such a container has its fields, its items, or its attributes.
     """
     while True:
         leaves, spec = pytree.tree_flatten(value)
@@ -26,9 +29,27 @@ def flatten(value: Any) -> tuple[list[Any], pytree.TreeSpec]:
 
 
 def _is_container(leaf: Any) -> bool:
-    if type(leaf) is torch.Tensor or isinstance(leaf, type):
+    if isinstance(leaf, torch.Tensor | type):
         return False
-    return isinstance(leaf, Mapping) or dataclasses.is_dataclass(leaf)
+    if isinstance(leaf, Mapping) or dataclasses.is_dataclass(leaf):
+        return True
+    is_users = is_user_object(leaf) or (slots_of(type(leaf)) and is_users_class(type(leaf)))
+    return bool(is_users) and not callable(leaf) and _holds_tensors(leaf)
+
+
+def _holds_tensors(value: Any) -> bool:
+    """Whether an object is there for its tensors. Others are values, as settings are."""
+    return any(
+        isinstance(leaf, torch.Tensor) or _is_container(leaf)
+        for leaf in pytree.tree_leaves(list(_attributes(value).values()))
+    )
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    slots = sorted(name for name in slots_of(type(value)) if hasattr(value, name))
+    return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots}}
 
 
 def _register(kind: type) -> None:
@@ -39,16 +60,14 @@ def _register(kind: type) -> None:
             lambda values, keys: _mapping(kind, dict(zip(keys, values, strict=True))),
         )
         return
-    fields: Any = kind
-    names = tuple(field.name for field in dataclasses.fields(fields))
     pytree.register_pytree_node(
         kind,
-        lambda value: ([getattr(value, name) for name in names], names),
-        lambda values, names: _dataclass(kind, names, list(values)),
+        lambda value: (list((found := _attributes(value)).values()), tuple(found)),
+        lambda values, names: _object(kind, names, list(values)),
     )
 
 
-def _dataclass(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
+def _object(kind: type, names: Sequence[str], values: Sequence[Any]) -> Any:
     made: Any = object.__new__(kind)
     for name, value in zip(names, values, strict=True):
         object.__setattr__(made, name, value)

@@ -159,6 +159,15 @@ def is_user_object(value: Any) -> bool:
     return is_users_class(type(value))
 
 
+def slots_of(kind: type) -> set[str]:
+    """The attributes that objects of a class may have without a dictionary."""
+    found: set[str] = set()
+    for one in kind.__mro__:
+        slots = vars(one).get("__slots__", ())
+        found |= {slots} if isinstance(slots, str) else set(slots)
+    return found - {"__dict__", "__weakref__"}
+
+
 def is_users_class(kind: type) -> bool:
     """Whether a class is of the user's own code."""
     return kind.__module__ == "__main__" or is_users_module(sys.modules.get(kind.__module__))

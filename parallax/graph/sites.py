@@ -20,7 +20,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from parallax.graph.discovery import GlobalName, StepObjects
-from parallax.graph.holders import is_library_code, is_users_class, is_users_module
+from parallax.graph.holders import (
+    is_library_code,
+    is_users_class,
+    is_users_module,
+    slots_of,
+)
 from parallax.graph.reached import Code, Loads
 from parallax.graph.user_code import is_internal
 
@@ -176,25 +181,17 @@ def _members(name: str, container: Any, loads: Loads) -> Iterator[Site]:
                 yield Site(f"{name}.{key}", AttributeSource(container, key))
     elif isinstance(container, torch.nn.Module):
         yield from _settings_of(name, container, names)
-    elif hasattr(container, "__dict__") or _slots(type(container)):
+    elif hasattr(container, "__dict__") or slots_of(type(container)):
         yield from _attributes(name, container, names)
 
 
 def _attributes(name: str, owner: Any, names: set[str]) -> Iterator[Site]:
     """Plain attributes, of an object or of its class."""
-    own = {*getattr(owner, "__dict__", ()), *_slots(type(owner))}
+    own = {*getattr(owner, "__dict__", ()), *slots_of(type(owner))}
     of_class = {key for kind in type(owner).__mro__ for key in vars(kind)} - own
     for key in sorted(names & {*own, *of_class}):
         if key in own or _is_plain(getattr(type(owner), key, None)):
             yield Site(f"{name}.{key}", AttributeSource(owner, key))
-
-
-def _slots(kind: type) -> set[str]:
-    found: set[str] = set()
-    for one in kind.__mro__:
-        slots = vars(one).get("__slots__", ())
-        found |= {slots} if isinstance(slots, str) else set(slots)
-    return found - {"__dict__", "__weakref__"}
 
 
 def _is_code(value: Any) -> bool:
