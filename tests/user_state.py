@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import math
 from typing import Any
 
 import torch
@@ -65,6 +67,71 @@ class _Counting(torch.optim.Optimizer):
                 parameter.sub_(rate * parameter.grad)
                 if group["calls"] > 4:
                     parameter.mul_(0.9)
+
+
+class _Bounded(torch.optim.Optimizer):
+    """Keeps its first rates in a list of its own, as AdaBound does, counts in the state of each
+    parameter, and what is of no parameter in the state itself, as MADGRAD does."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.rates = [group["lr"] for group in self.param_groups]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        if "calls" not in self.state:
+            self.state["calls"] = torch.zeros((), dtype=torch.float64)  # type: ignore[index]
+        self.state["calls"] += 1  # type: ignore[index]
+        for group, rate in zip(self.param_groups, self.rates, strict=True):
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state["step"], state["mean"] = 0, torch.zeros_like(parameter)
+                state["step"] += 1
+                state["mean"].lerp_(parameter.grad, 0.1)
+                size = rate / math.sqrt(self.state["calls"])  # type: ignore[index]
+                size /= 1 - math.pow(0.9, state["step"])
+                parameter.sub_(state["mean"].clamp(-1, 1 + 1 / state["step"]), alpha=size)
+
+
+class _Preconditioned(torch.optim.Optimizer):
+    """Keeps containers of tensors and of other things for each parameter, as SOAP and PSGD do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, gradient = self.state[parameter], parameter.grad
+                if "kinds" not in state:
+                    state["kinds"] = ("diagonal", None)
+                    state["sums"] = [torch.zeros_like(parameter), None, torch.ones_like(parameter)]
+                    state["last"] = collections.deque([gradient.clone() * 0] * 2, maxlen=2)
+                    state["shape"], state["old"] = parameter.shape, None
+                    state["warm"] = False
+                state["last"].append(gradient.clone())
+                if state["kinds"][0] == "diagonal" and state["sums"][1] is None:
+                    state["sums"][0].mul_(0.9).add_(state["last"][0])
+                    state["sums"][2] = state["sums"][2] * 0.9 + gradient.square()
+                step = state["sums"][0].reshape(state["shape"]) / state["sums"][2].sqrt()
+                if state["warm"]:
+                    step = step + 0.1 * state["old"]
+                state["warm"], state["old"] = True, step.clone()
+                parameter.sub_(group["lr"] * step)
+
+
+@case
+def optimizer_with_a_list(rows: int) -> Built:
+    model = mlp(4, 3)
+    return stepping(rows, model, _Bounded(model.parameters()))
+
+
+@case
+def optimizer_with_containers(rows: int) -> Built:
+    model = mlp(4, 3)
+    return stepping(rows, model, _Preconditioned(model.parameters()))
 
 
 @case

@@ -22,6 +22,7 @@ from parallax.graph.cleanup import clean
 from parallax.graph.collected import Before, Collected
 from parallax.graph.discovery import StepObjects
 from parallax.graph.draws import Draw, Draws, Streams
+from parallax.graph.entries import entries
 from parallax.graph.gradient_order import advance_gradients
 from parallax.graph.iterators import untouched_iterators
 from parallax.graph.layouts import copy_before_views
@@ -31,7 +32,7 @@ from parallax.graph.operations import written_inputs
 from parallax.graph.outside import NO_NUMBERS, Numbers, standing_for
 from parallax.graph.products import join_products
 from parallax.graph.recording import Recording
-from parallax.graph.scalars import ScalarEnv, ScalarGuard, slice_program
+from parallax.graph.scalars import ScalarEnv, ScalarGuard
 from parallax.graph.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.snapshot import Snapshot
 from parallax.graph.stacks import stack_in_order
@@ -167,7 +168,7 @@ def _capture_once(
         symbols = [item.item() for item in flat[len(tensors) : len(flat) - len(lifted)]]
         for leaf, symbol in zip(numbers, symbols, strict=False):
             leaf.put(symbol)
-        before = Before(leaves(objects), positions(objects))
+        before = Before(leaves(objects), positions(objects), entries(objects))
         values = list(batch)
         for index, item in zip(lifted, items, strict=True):
             values[index] = item.item() if index in python else item
@@ -198,7 +199,7 @@ def _capture_once(
         ):
             warnings.filterwarnings("ignore", message="Sparse invariant checks")
             module = trace(program, [*reals, *number_fakes, *batch_fakes])
-            guards = _guards(env, module, inputs)
+            guards = _guards(env, inputs)
             env.release()
     except ParallaxError:
         raise
@@ -342,20 +343,18 @@ def _batch_name(index: int) -> str:
     return f"batch{index}"
 
 
-def _guards(
-    env: ScalarEnv, module: torch.fx.GraphModule, inputs: Sequence[GraphInput]
-) -> tuple[ScalarGuard, ...]:
-    guards = []
+def _guards(env: ScalarEnv, inputs: Sequence[GraphInput]) -> tuple[ScalarGuard, ...]:
     places = {item.name: item.index for item in inputs if item.kind == "batch"}
-    by_name = {node.name: node for node in module.graph.nodes}
-    for expression, symbols, nodes, value in env.pending:
-        found = tuple(by_name[node.name] for node in nodes)
-        sliced = slice_program(found, env.values, module)
-        assert sliced is not None
-        program, names = sliced
-        known = {name: places.get(name) for name in names}
-        guards.append(ScalarGuard(expression, symbols, program, known, value))
-    return tuple(guards)
+    return tuple(
+        ScalarGuard(
+            one.expression,
+            one.symbols,
+            one.program,
+            {name: places.get(name) for name in one.names},
+            one.value,
+        )
+        for one in env.pending
+    )
 
 
 def _no_backward(objects: StepObjects) -> ModelError:

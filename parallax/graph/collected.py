@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from parallax.errors import UnsupportedError
 from parallax.graph.carried import is_cleared
 from parallax.graph.discovery import StepObjects
+from parallax.graph.entries import Entry, entries, is_new
 from parallax.graph.made import Made, Positions
 from parallax.graph.outside import changed
 from parallax.graph.recording import Recording
@@ -29,6 +30,7 @@ class Before:
 
     leaves: Mapping[str, Leaf]
     positions: Positions
+    entries: Mapping[str, Entry]
 
 
 @dataclass
@@ -79,15 +81,17 @@ class Collected:
         after = leaves(objects)
         made = Made(objects, snapshot, before.positions, before.leaves, after)
         self.kept = made.kept
+        for name, entry in entries(objects).items():
+            if is_new(entry, before.entries, name):
+                self.new_leaves[name], self.constants[name] = entry.put, entry.form
         for name, leaf in after.items():
             old = before.leaves.get(name)
             put = made.puts.get(name)
             if old is None or old.value is not leaf.value:
-                is_held = leaf.root in objects.holders
                 was_trained = old is not None and old.kind == "parameter"
-                if leaf.kind == "parameter" and (was_trained or not is_held):
+                if leaf.kind == "parameter" and (was_trained or not leaf.held):
                     leaf.put(leaf.value)  # refuses
-                put = put if is_held else leaf.put
+                put = put if leaf.held else leaf.put
             if put is None:
                 continue
             self.new_leaves[name] = put

@@ -6,6 +6,7 @@ made anew where an item of it changes.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ def top(holder: Any) -> Any:
 
 def child(container: Any, key: str | int) -> Any:
     """An item of a container, or an attribute of an object."""
-    if isinstance(container, MutableMapping | list | tuple):
+    if isinstance(container, MutableMapping | list | tuple | collections.deque):
         return container[key]  # type: ignore[index]
     return getattr(container, str(key))
 
@@ -91,7 +92,7 @@ def _with(container: Any, path: Key, value: Any) -> Any:
         value = _with(inner, rest, value)
         if value is inner:
             return container
-    if isinstance(container, MutableMapping | list):
+    if isinstance(container, MutableMapping | list | collections.deque):
         container[head] = value  # type: ignore[index]
     else:
         setattr(container, str(head), value)

@@ -15,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -77,6 +77,17 @@ def _as_counter(value: Any) -> torch.Tensor:
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
 
+class Pending(NamedTuple):
+    """What a branch has been decided by: ``program`` computes the symbols from what has ``names``.
+    It is taken at the branch, since nodes that nothing else uses do not stay in the graph."""
+
+    expression: Any
+    symbols: tuple[Any, ...]
+    program: torch.fx.GraphModule
+    names: tuple[str, ...]
+    value: Any
+
+
 class ScalarEnv(ShapeEnv):
     """A ShapeEnv that decides branches on known numbers by their present values."""
 
@@ -86,7 +97,7 @@ class ScalarEnv(ShapeEnv):
         """The state at capture and the batch's numbers, by the inputs' names."""
         self._tracer: Any = None
         self._decided: dict[Any, Any] = {}
-        self.pending: list[tuple[Any, tuple[Any, ...], tuple[torch.fx.Node, ...], Any]] = []
+        self.pending: list[Pending] = []
 
     def attach(self, tracer: Any) -> None:
         """Where to look for the node that computes a symbol."""
@@ -119,7 +130,7 @@ class ScalarEnv(ShapeEnv):
             results = run_program(program, [self.values[name] for name in names])
             value = evaluate(orig_expr, dict(zip(symbols, results, strict=True)))
             self._decided[orig_expr] = value
-            self.pending.append((orig_expr, symbols, found, value))
+            self.pending.append(Pending(orig_expr, symbols, program, names, value))
             return value
 
     def is_size(self, symbol: Any) -> bool:
@@ -207,14 +218,15 @@ def symbolic_math() -> Iterator[None]:
     """Let functions of Python's numbers take symbols too, where torch's optimizers call them, and
     ``isinstance`` in users' code.
 
-    Functions of ``math`` and ``torch.as_tensor`` (SparseAdam, ASGD; schedules in the step), and
-    ``max`` and ``min`` in Adafactor's module, which are names of its own for as long.
+    Functions of ``math``, of tensors as well, and ``torch.as_tensor`` (SparseAdam, ASGD; schedules
+    in the step), and ``max`` and ``min`` in Adafactor's module, which are names of its own for as long.
     """
     adafactor: Any = torch.optim._adafactor
     with replaced(
         (builtins, "isinstance", _is_instance),
         *((math, name, _by_tensors(name)) for name in _OF_NUMBERS),
-        (math, "sqrt", _or_symbolic(math.sqrt, torch.sym_sqrt)),
+        (math, "sqrt", _of_tensors(_or_symbolic(math.sqrt, torch.sym_sqrt))),
+        (math, "pow", _of_tensors(_or_symbolic(math.pow, _power))),
         (torch, "as_tensor", _lifting(torch.as_tensor)),
         (torch, "tensor", _lifting(torch.tensor)),
         (adafactor, "max", _or_symbolic(max, torch.sym_max)),
@@ -247,7 +259,20 @@ def _by_tensors(name: str) -> Callable[..., Any]:
         result = operation(torch.scalar_tensor(value, dtype=torch.float64)).item()
         return result if base is None else result / math.log(base)
 
-    return _or_symbolic(getattr(math, name), symbolic)
+    return _of_tensors(_or_symbolic(getattr(math, name), symbolic))
+
+
+def _power(base: Any, exponent: Any) -> Any:
+    return torch.sym_float(base) ** torch.sym_float(exponent)
+
+
+def _of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function of numbers take tensors of one element for these, as ``math`` does."""
+
+    def called(*values: Any) -> Any:
+        return function(*(v.item() if isinstance(v, torch.Tensor) else v for v in values))
+
+    return called
 
 
 def _or_symbolic(plain: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:

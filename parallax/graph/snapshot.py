@@ -150,7 +150,7 @@ class Snapshot:
         if depth > 6 or id(value) in self._seen:
             return
         items: Iterable[Any]
-        if isinstance(value, dict | list):
+        if isinstance(value, dict | list | collections.deque):
             self._keep(value)
             items = value.values() if isinstance(value, dict) else value
         elif isinstance(value, tuple):

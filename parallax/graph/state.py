@@ -7,6 +7,7 @@ graph; without that, counters and rates would be baked in as constants.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,7 +27,8 @@ LeafKind = Literal["parameter", "buffer", "slot", "group", "tensor"]
 class Leaf:
     """One piece of state.
 
-    ``variable`` is the name of the parameter that a slot belongs to, and of the parameter itself.
+    ``variable`` is the name of the parameter that a slot belongs to, and of the parameter itself;
+    ``held``, whether it was found in a holder, which may have the name of a model or an optimizer.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Leaf:
     variable: str | None = None
     root: str = ""
     key: Key = ()
+    held: bool = False
 
 
 def parameter_names(objects: StepObjects) -> dict[int, str]:
@@ -97,9 +100,9 @@ def _all(objects: StepObjects, names: dict[int, str]) -> Iterator[Leaf]:
             get, put = access(holder, key)
             known = names.get(id(tensor))
             if known is not None:
-                yield Leaf(known, "parameter", tensor, _refuse(known), get, known, root, key)
+                yield Leaf(known, "parameter", tensor, _refuse(known), get, known, root, key, True)
             else:
-                yield Leaf(dotted(root, key), "tensor", tensor, put, get, None, root, key)
+                yield Leaf(dotted(root, key), "tensor", tensor, put, get, None, root, key, True)
     known_groups: set[int] = set()
     for root, optimizer in objects.optimizers.items():
         yield from _optimizer_leaves(root, optimizer, names, known_groups, objects.counters)
@@ -132,14 +135,27 @@ def _optimizer_leaves(
                     get, put = _slot(optimizer, parameter, (key, *sub))
                     yield Leaf(name, "slot", item, put, get, variable, root, path)
         known_groups.add(id(group))
+    kept: dict[Any, Any] = {**optimizer.state}
+    for own in [key for key in kept if not isinstance(key, torch.Tensor)]:  # of no parameter
+        for sub, item in _numbers(kept[own]):
+            path = (own, *sub)
+            get, put = access(optimizer.state, path)
+            yield Leaf(dotted(f"{root}.state", path), "slot", item, put, get, None, root, path)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is one that an input of a graph can stand for."""
+    if isinstance(value, torch.SymFloat | torch.SymInt):
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _numbers(value: Any) -> Iterator[tuple[Key, Any]]:
-    if isinstance(value, torch.Tensor | torch.SymFloat | torch.SymInt) or (
-        isinstance(value, int | float) and not isinstance(value, bool)
-    ):
+    if isinstance(value, torch.Tensor) or is_number(value):
         yield (), value
-    elif isinstance(value, tuple | list):
+    elif isinstance(value, torch.Size):
+        return
+    elif isinstance(value, tuple | list | collections.deque):
         for index, item in enumerate(value):
             for sub, number in _numbers(item):
                 yield (index, *sub), number
