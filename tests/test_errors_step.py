@@ -88,11 +88,11 @@ def wrong_call(model: Any, y: torch.Tensor, loss: Any) -> Any:
 
 
 def sets_data(model: Any, y: Any, loss: Any) -> Any:
-    model.weight.data = model.weight.data.float()  # here
+    model.weight.data = model.weight.data.half()  # here
 
 
 def shares_data(model: Any, y: Any, loss: Any) -> Any:
-    model.weight.data = model.weight.data.view(-1).view_as(model.weight)  # here
+    model.weight.data = model.weight.data.flatten()[:1].expand_as(model.weight)  # here
 
 
 IN_THE_STEP: dict[str, tuple[Callable[..., Any], type[ParallaxError], tuple[str, ...]]] = {

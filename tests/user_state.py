@@ -233,6 +233,7 @@ def momentum_encoder(rows: int) -> Built:
         optimizer.step()
         for slow, parameter in zip(target.parameters(), model.parameters(), strict=True):
             slow.data = slow.data * 0.9 + parameter.data * 0.1
+            parameter.data = parameter.data.to(parameter.device)  # is what it was
         return loss
 
     return [model, target], step, classes(rows)

@@ -219,7 +219,8 @@ def symbolic_math() -> Iterator[None]:
     ``isinstance`` in users' code.
 
     Functions of ``math``, of tensors as well, and ``torch.as_tensor`` (SparseAdam, ASGD; schedules
-    in the step), and ``max`` and ``min`` in Adafactor's module, which are names of its own for as long.
+    in the step), and ``max`` and ``min`` in Adafactor's module, which are names of its own for as
+    long.
     """
     adafactor: Any = torch.optim._adafactor
     with replaced(

@@ -28,6 +28,8 @@ def data_by_copies(tensors: Sequence[Leaf]) -> Iterator[None]:
     def put(self: torch.Tensor, value: torch.Tensor) -> None:
         like = (self.shape, self.dtype, self.device, self.layout)
         memory = _memory(value)
+        if _is_same(self, value):
+            return  # as where a library moves it to the device on which it is
         if like != (value.shape, value.dtype, value.device, value.layout) or memory in taken:
             raise _refusal()
         if memory is not None:
@@ -60,6 +62,18 @@ def deep_copies() -> Iterator[None]:
 
     with replaced((FakeTensor, "__deepcopy__", copy)):
         yield
+
+
+def _is_same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors are the same elements of the same memory."""
+    memory = _memory(left)
+    return (
+        memory is not None
+        and memory == _memory(right)
+        and left.dtype is right.dtype
+        and (left.shape, left.stride()) == (right.shape, right.stride())
+        and left.storage_offset() == right.storage_offset()
+    )
 
 
 def _memory(tensor: torch.Tensor) -> int | None:

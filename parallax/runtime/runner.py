@@ -22,6 +22,7 @@ from parallax.graph.draws import Streams
 from parallax.graph.outside import NO_NUMBERS, Numbers
 from parallax.graph.sizes import Place
 from parallax.graph.state import aliases
+from parallax.graph.sums import note_sums
 from parallax.graph.surroundings import any_number_of_rows
 from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
@@ -34,7 +35,7 @@ from parallax.runtime.ahead import Course
 from parallax.runtime.binding import bind
 from parallax.runtime.choosing import StrategyChoice
 from parallax.runtime.comm.control import StepControl
-from parallax.runtime.comm.weighing import Weighing
+from parallax.runtime.comm.weighing import Weighing, number_of_rows
 from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
 from parallax.runtime.compute.kept_memory import keep_freed_memory
@@ -318,6 +319,8 @@ class Runner:
                 *(self._devices, varying, numbers, self._streams),
             )
         self._captures += 1
+        if first and self._config.average_dense and self._config.average_sparse:
+            note_sums(step, number_of_rows(pytree.tree_leaves((batch, dict(named)))) or 1)
         for note in step.notes:
             if note not in self._noted:
                 self._noted.add(note)

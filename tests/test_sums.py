@@ -1,0 +1,81 @@
+"""Losses that add up the batch are noted, since workers' gradients are averaged; means are not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from parallax.graph.capture import capture
+from parallax.graph.discovery import discover
+from parallax.graph.sums import note_sums
+
+ROWS, LENGTH, CLASSES = 6, 3, 4
+Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _flat(scores: torch.Tensor, labels: torch.Tensor, reduction: str) -> torch.Tensor:
+    return F.cross_entropy(scores.reshape(-1, CLASSES), labels.reshape(-1), reduction=reduction)
+
+
+def _decay(model: nn.Module) -> torch.Tensor:
+    return 0.01 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
+
+
+SUMS: dict[str, Loss] = {
+    "sum": lambda m, x, y: m(x).square().sum(),
+    "of classes": lambda m, x, y: _flat(m(x), y, "sum"),
+    "of squares": lambda m, x, y: F.mse_loss(m(x), x[..., :CLASSES], reduction="sum"),
+    "of bits": lambda m, x, y: F.binary_cross_entropy(
+        torch.sigmoid(m(x)), torch.ones(ROWS, LENGTH, CLASSES), reduction="sum"
+    ),
+    "of logits": lambda m, x, y: F.binary_cross_entropy_with_logits(
+        m(x), torch.ones(ROWS, LENGTH, CLASSES), reduction="sum"
+    ),
+    "beside others": lambda m, x, y: -0.5 * m(x).sum() + m(x).mean() + _decay(m),
+    "of one element": lambda m, x, y: m(x).square().sum().reshape(1) + _decay(m),
+}
+MEANS: dict[str, Loss] = {
+    "mean": lambda m, x, y: m(x).square().mean(),
+    "of classes": lambda m, x, y: _flat(m(x), y, "mean"),
+    "over the rows": lambda m, x, y: m(x).square().sum() / len(x),
+    "of words": lambda m, x, y: _flat(m(x), y, "sum") / (ROWS * LENGTH),
+    "of sums of rows": lambda m, x, y: m(x).square().sum((1, 2)).mean(),
+    "with decay": lambda m, x, y: m(x).mean() + _decay(m),
+    "over the batch first": lambda m, x, y: m(x).mean(0).sum(),
+    "by a count": lambda m, x, y: _flat(m(x), y, "sum") / (y > 0).sum(),
+}
+
+
+def notes(loss: Loss) -> list[str]:
+    torch.manual_seed(0)
+    model = nn.Linear(5, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(model, x, y)  # here
+        value.backward()
+        optimizer.step()
+        return value
+
+    batch = torch.randn(ROWS, LENGTH, 5), torch.randint(CLASSES, (ROWS, LENGTH))
+    graph = capture(step, discover(step), batch, {})
+    note_sums(graph, ROWS)
+    return graph.notes
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_are_noted_with_their_line(name: str) -> None:
+    (note,) = notes(SUMS[name])
+    assert "the loss is a sum over the batch" in note
+    assert "Config(average_dense=False, average_sparse=False)" in note
+    assert "test_sums.py" in note
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_means_are_not(name: str) -> None:
+    assert not notes(MEANS[name])
