@@ -118,7 +118,9 @@ class _Preconditioned(torch.optim.Optimizer):
                 step = state["sums"][0].reshape(state["shape"]) / state["sums"][2].sqrt()
                 if state["warm"]:
                     step = step + 0.1 * state["old"]
-                state["warm"], state["old"] = True, step.clone()
+                state["calls"] = state.get("calls", 0) + 1
+                state["warm"] = state["calls"] > 1  # decides in the next step
+                state["old"] = step.clone()
                 parameter.sub_(group["lr"] * step)
 
 

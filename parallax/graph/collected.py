@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from parallax.errors import UnsupportedError
 from parallax.graph.carried import is_cleared
 from parallax.graph.discovery import StepObjects
-from parallax.graph.entries import Entry, entries, is_new
+from parallax.graph.entries import Entry, entries, is_new, is_plain
 from parallax.graph.made import Made, Positions
 from parallax.graph.outside import changed
 from parallax.graph.recording import Recording
@@ -82,6 +82,8 @@ class Collected:
         made = Made(objects, snapshot, before.positions, before.leaves, after)
         self.kept = made.kept
         for name, entry in entries(objects).items():
+            if is_plain(entry.form):
+                objects.plain[name] = entry
             if is_new(entry, before.entries, name):
                 self.new_leaves[name], self.constants[name] = entry.put, entry.form
         for name, leaf in after.items():

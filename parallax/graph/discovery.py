@@ -59,6 +59,8 @@ class StepObjects:
     counters: set[str] = field(default_factory=set)
     """Whole numbers in optimizers' groups that captures saw the step change: state, by leaf name;
     all others are settings."""
+    plain: dict[str, Any] = field(default_factory=dict)
+    """Entries of optimizers' state that are more than tensors and numbers, as captures saw them."""
 
     def attributes_of(self, name: str, owner: torch.nn.Module | Optimizer) -> Root:
         """Those of a module or an optimizer, which may have come after the others."""

@@ -7,7 +7,7 @@ of these while it is captured is put there again when its graph has run.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -22,16 +22,25 @@ _HOLE = object()
 
 
 class Entry(NamedTuple):
-    """One entry, as ``form``: itself, with holes in it."""
+    """One entry, as ``form``: itself, with holes in it. ``parameter`` is that of whose state it is,
+    if of one."""
 
-    home: Callable[[], dict[Any, Any]]
+    optimizer: Optimizer
+    parameter: torch.Tensor | None
     key: Any
     form: Any
 
     def put(self, form: Any) -> None:
         """Put it there again; leaves that are there already stay."""
-        home = self.home()
+        kept: dict[Any, Any] = self.optimizer.state
+        home = kept if self.parameter is None else kept[self.parameter]
         home[self.key] = _filled(form, home.get(self.key))
+
+    def told(self) -> Hashable:
+        """What it is now, but for leaves: steps may decide by it."""
+        kept: dict[Any, Any] = self.optimizer.state
+        home = kept if self.parameter is None else kept.get(self.parameter, {})
+        return _told(home.get(self.key))
 
 
 def entries(objects: StepObjects) -> dict[str, Entry]:
@@ -47,30 +56,48 @@ def is_new(entry: Entry, before: Mapping[str, Entry], name: str) -> bool:
     return old is None or not _same(entry.form, old.form)
 
 
+def is_plain(form: Any) -> bool:
+    """Whether it has more in it than leaves and containers of them."""
+    if isinstance(form, dict):
+        return any(map(is_plain, form.values()))
+    if isinstance(form, tuple | list | collections.deque):
+        return any(map(is_plain, form))
+    return form is not _HOLE
+
+
 def _entries(objects: StepObjects) -> Iterator[tuple[str, Entry]]:
     names = parameter_names(objects)
     for root, optimizer in objects.optimizers.items():
         kept: dict[Any, Any] = {**optimizer.state}
         for key, value in kept.items():
             if not isinstance(key, torch.Tensor):
-                home = _home(optimizer, None)
-                yield dotted(f"{root}.state", (key,)), Entry(home, key, _form(value))
+                entry = Entry(optimizer, None, key, _form(value))
+                yield dotted(f"{root}.state", (key,)), entry
                 continue
             if not isinstance(value, dict) or id(key) not in names:
                 continue
-            home = _home(optimizer, key)
             for inner, item in value.items():
                 name = dotted(f"{root}.{names[id(key)]}", (inner,))
-                yield name, Entry(home, inner, _form(item))
+                yield name, Entry(optimizer, key, inner, _form(item))
 
 
-def _home(optimizer: Optimizer, parameter: torch.Tensor | None) -> Callable[[], Any]:
-    return lambda: optimizer.state if parameter is None else optimizer.state[parameter]
+def _told(value: Any) -> Hashable:
+    if isinstance(value, torch.Tensor) or is_number(value):
+        return ()
+    if isinstance(value, dict):
+        return tuple((str(key), _told(item)) for key, item in value.items())
+    if isinstance(value, torch.Size):
+        return tuple(value)
+    if isinstance(value, tuple | list | collections.deque):
+        return tuple(map(_told, value))
+    return value if value is None or isinstance(value, str | bytes | bool) else id(value)
 
 
 def _form(value: Any) -> Any:
     if isinstance(value, torch.Tensor) or is_number(value):
         return _HOLE
+    if isinstance(value, torch.SymBool):
+        return bool(value)  # which the graph is for
     return _rebuilt(value, lambda _, item: _form(item))
 
 

@@ -67,6 +67,7 @@ class SignatureReader:
         self._known: set[int] = set()
         self._rates: tuple[list[float], int] = ([], 0)
         self._numbers = _WholeNumbers()
+        self._plain = 0
         self._look()
 
     def _look(self) -> None:
@@ -114,7 +115,8 @@ class SignatureReader:
         """Let numbers that a captured step changes be inputs from now on, and read what it sets;
         whether the call has another signature by that."""
         counted = self._outside.count(step.outside)
-        return self._outside.watch(step.places) or counted
+        found, self._plain = len(self._objects.plain) > self._plain, len(self._objects.plain)
+        return self._outside.watch(step.places) or counted or found
 
     def keep_constant(self, signature: Signature) -> bool:
         """What were inputs for a call that could not be captured are constants from now on.
@@ -184,6 +186,7 @@ class SignatureReader:
                     if isinstance(value, bool | str | int | None.__class__)
                     and not (counters and f"{name}.group{index}.{key}" in counters)
                 )
+        parts.extend([entry.told() for entry in self._objects.plain.values()])
         return tuple(parts)
 
 
