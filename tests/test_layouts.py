@@ -108,6 +108,7 @@ TWO_OPERANDS: dict[str, Function] = {
     "smooth_l1_backward": lambda x, y: aten.smooth_l1_loss_backward(ONE, x, y, 1, 1.0),
     "huber_backward": lambda x, y: aten.huber_loss_backward(ONE, x, y, 1, 1.0),
     "binary": lambda x, y: aten.binary_cross_entropy(x, y, None, 0),
+    "binary mean": lambda x, y: aten.binary_cross_entropy(x, y),
     "binary_backward": lambda x, y: aten.binary_cross_entropy_backward(ONE, x, y),
     "gather": lambda x, y: aten.gather(x, 1, (y * 0).long()),
     "index_add": lambda x, y: aten.index_add(x, 1, torch.arange(3), y),

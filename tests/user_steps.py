@@ -42,9 +42,12 @@ class Named(collections.UserDict):  # type: ignore[type-arg]
 
 
 class Settings:
-    """No part of a batch: a value like any other."""
+    """No part of a batch: a value like any other, although it knows itself."""
 
     share = 1.0
+
+    def __init__(self) -> None:
+        self.whole = self
 
 
 SETTINGS = Settings()

@@ -38,11 +38,15 @@ def _is_container(leaf: Any) -> bool:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Whether an object is there for its tensors. Others are values, as settings are."""
-    return any(
-        isinstance(leaf, torch.Tensor) or _is_container(leaf)
-        for leaf in pytree.tree_leaves(list(_attributes(value).values()))
-    )
+    """Whether an object is there for its tensors. Others are values, as settings are, and those
+    that refer to themselves."""
+    try:
+        return any(
+            isinstance(leaf, torch.Tensor) or _is_container(leaf)
+            for leaf in pytree.tree_leaves(list(_attributes(value).values()))
+        )
+    except RecursionError:
+        return False
 
 
 def _attributes(value: Any) -> dict[str, Any]:

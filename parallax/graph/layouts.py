@@ -29,8 +29,10 @@ def _in_order(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.T
 
 def _by_operands(result: torch.Tensor, operands: Sequence[torch.Tensor]) -> torch.Tensor:
     """As all operations lay out their results that work element by element."""
-    strides = torch.add(*operands[:2]).stride()
-    return result.new_empty_strided(result.shape, strides)
+    like = torch.add(*operands[:2])
+    if like.dim() != result.dim():  # of a loss that is reduced
+        return result
+    return result.new_empty_strided(result.shape, like.stride())
 
 
 def _by_images(which: int) -> Rule:
@@ -96,7 +98,7 @@ def as_laid_out(operation: Any, args: Sequence[Any], given: Any) -> Any:
     if rule is None:
         return given
     operands = [one for one in args if isinstance(one, torch.Tensor)]
-    if operands[0].device.type != "cpu" or all(one.is_contiguous() for one in operands):
+    if all(one.is_contiguous() for one in operands) or operands[0].device.type != "cpu":
         return given
     if isinstance(given, torch.Tensor):
         return rule(given, operands)
