@@ -16,6 +16,7 @@ from benchmarks import encoders, models
 from benchmarks.copies import Copied
 from benchmarks.exchanges import COLLECTIVES
 from benchmarks.pairing import Paired, run_paired
+from benchmarks.public_code import Case, try_out
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
 
@@ -117,3 +118,34 @@ def test_collectives_are_timed_for_each_size(pool: Pool) -> None:
     for found in pool.run(4, collectives.speeds):
         assert found.keys() == COLLECTIVES.keys()
         assert all(len(speeds) == 2 and min(speeds) > 0 for speeds in found.values())
+
+
+def _public(kind: str) -> Case:
+    if kind == "does not run":
+        raise ValueError("settings do not fit")
+    model = torch.nn.Linear(3, 2).double()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        model.zero_grad()
+        loss = model(x).square().mean()
+        if kind == "refused" and loss > 0:
+            loss = loss * 2
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+        return loss
+
+    if kind == "differs":  # as the second of two that are made alike would
+        model.weight.data += torch.empty(()).uniform_(generator=_PUBLIC)
+    return model, step, [{"x": torch.ones(2, 3, dtype=torch.float64)}] * 3
+
+
+_PUBLIC = torch.Generator().manual_seed(1)
+
+
+@pytest.mark.parametrize("kind", ["same", "differs", "refused", "does not run"])
+def test_public_code_is_compared_with_plain_pytorch(kind: str) -> None:
+    outcome = try_out("layer", lambda: _public(kind))
+    assert outcome.kind == kind
+    assert bool(outcome.detail) == (kind != "same")
