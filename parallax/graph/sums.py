@@ -61,10 +61,8 @@ def _sum_over_batch(step: StepGraph, rows: int) -> SourceLine | None:
 
 def _from_batch(step: StepGraph) -> set[Node]:
     """What is computed from the batch."""
-    found: set[Node] = set()
-    for node, item in zip(step.placeholders(), step.inputs, strict=True):
-        if item.kind == "batch":
-            found.add(node)
+    inputs = zip(step.placeholders(), step.inputs, strict=True)
+    found = {node for node, item in inputs if item.kind == "batch"}
     for node in step.graph.nodes:
         if any(source in found for source in node.all_input_nodes):
             found.add(node)
@@ -104,10 +102,8 @@ def _adds_up(node: Node, rows: int) -> bool:
         node, source = source, source.args[0]
     place = _REDUCTIONS.get(node.target)
     if place is not None:
-        reduction = node.args[place] if len(node.args) > place else 1
-        return (
-            bool(reduction == _SUM) and _length(source) % rows == 0
-        )  # of sequences, one for each item
+        is_sum = len(node.args) > place and bool(node.args[place] == _SUM)
+        return is_sum and _length(source) % rows == 0  # of sequences, one for each item
     return node.target in (aten.sum.default, aten.sum.dim_IntList) and _length(source) == rows
 
 
