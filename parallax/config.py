@@ -46,8 +46,9 @@ class Config:
         average_dense: mean (else sum) of the workers' gradients of dense variables.
         average_sparse: the same for sparse variables.
         weigh_batches: in means a worker's batch counts by its rows, if all tensors of the first
-            batches have the same first size on every worker; else, and without this, all batches
-            count alike.
+            batches have the same first size on every worker; in means over some of the batch, such
+            as labels that are not left out, by how many these are. Without this all batches count
+            alike.
         sync_batch_norm: BatchNorm layers normalise over the batches of all workers, as one device
             would; also without it where a model has ``torch.nn.SyncBatchNorm``.
         redirect_path: directory that receives each worker's output as files, besides the console.

@@ -117,7 +117,7 @@ def micro_batches(world: World, strategy: str) -> float:
         optimizer.step()
         return total
 
-    counts = [(4, 4), (4, 2), (6, 1), (3, 5), (1, 2)]
+    counts = [(4, 4), (4, 2), (6, 1), (3, 5), (1, 2), (3, 4)]
     data = [[torch.randint(3, (2, count, 5)) for count in each] for each in counts]
     for parts in data:
         step(*torch.cat(parts, 1))

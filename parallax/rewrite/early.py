@@ -1,14 +1,14 @@
-"""Compute ids early, so that rows travel while the model computes."""
+"""Compute early what is to travel while the model computes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch.fx import Node
 
+from parallax.graph.aliases import memory_of
 from parallax.graph.compute import computes_much
-from parallax.graph.operations import is_write, must_stay
+from parallax.graph.operations import must_stay, written_inputs
 from parallax.rewrite.context import Rewriting
 
 
@@ -23,27 +23,20 @@ def known_early(work: Rewriting, ids: Sequence[Node], first: Node) -> Node:
     queue = list(ids)
     while queue:
         node = queue.pop()
-        if node.op != "placeholder" and node not in needed:
+        if node not in needed:
             needed.add(node)
             queue += node.all_input_nodes
+    memories = {memory_of(node) for node in needed}
     heavy = next((node for node in order if computes_much(node)), first)
     between = [node for node in order if order[heavy] <= order[node] < order[first]]
     if between and not any(
-        _changes_ids(node) or (node in needed and (computes_much(node) or must_stay(node)))
+        any(memory_of(written) in memories for written in written_inputs(node))
+        or (node in needed and (computes_much(node) or must_stay(node)))
         for node in between
     ):
         first = heavy
     hoist(work, ids, first)
     return first
-
-
-def _changes_ids(node: Node) -> bool:
-    """Whether a node writes to integers, which could be ids."""
-    return is_write(node) and any(
-        isinstance(value := source.meta.get("val"), torch.Tensor)
-        and not value.dtype.is_floating_point
-        for source in node.all_input_nodes[:1]
-    )
 
 
 def hoist(work: Rewriting, nodes: Sequence[Node], before: Node) -> None:

@@ -26,7 +26,6 @@ from parallax.graph.sums import note_sums
 from parallax.graph.surroundings import any_number_of_rows
 from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
-from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import WorkerGraph
 from parallax.rewrite.late import defer_updates
 from parallax.rewrite.pipeline import rewrite
@@ -50,6 +49,7 @@ from parallax.runtime.signature import Signature, SignatureReader, structure
 from parallax.runtime.start import (
     agree_on_everything,
     agree_on_tensors,
+    as_one_batch,
     draw_alike,
     measure_access,
     one_batch_norm,
@@ -283,8 +283,7 @@ class Runner:
         """This worker's graph by the strategy, which the first graph decides."""
         strategy = self._choice.decide(analysis)
         network, speed, variables = self._choice.network, self._choice.speed, analysis.variables
-        together = one_batch_norm(self._objects, self._config)
-        first = [over_all_workers(self._config.average_dense)] if together else []
+        first = as_one_batch(self._objects, self._config)
         # Of the captured step, which rewriting uses up.
         alone = computation_alone(analysis.step, variables) if network and speed else None
         rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers, first)

@@ -29,6 +29,9 @@ from parallax.graph.discovery import StepObjects
 from parallax.graph.draws import Streams
 from parallax.graph.state import Leaf
 from parallax.graph.variables import Analysis
+from parallax.rewrite.batch_norms import over_all_workers
+from parallax.rewrite.context import Pass
+from parallax.rewrite.divisors import divide_by_all
 from parallax.runtime.comm.world import World
 from parallax.runtime.state.deferral import common_seeds
 
@@ -122,6 +125,14 @@ def _some_of(names: Sequence[str]) -> str:
 def one_batch_norm(objects: StepObjects, config: Config) -> bool:
     """Whether layers that normalise over the batch do so over those of all workers."""
     return config.sync_batch_norm or bool(batch_norms(objects, SyncBatchNorm))
+
+
+def as_one_batch(objects: StepObjects, config: Config) -> list[Pass]:
+    """Passes by which what follows from a whole batch follows from those of all workers."""
+    found = [over_all_workers(config.average_dense)] if one_batch_norm(objects, config) else []
+    if config.average_dense and config.average_sparse and config.weigh_batches:
+        found.append(divide_by_all)
+    return found
 
 
 def warn_of_batch_norms(objects: StepObjects) -> None:

@@ -16,6 +16,7 @@ from parallax.ops.specs import (
     RowIdsSpec,
     RowsSpec,
 )
+from parallax.ops.totals import TotalsSpec
 from parallax.ops.values import GatherSpec
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.world import World
@@ -28,6 +29,7 @@ from parallax.runtime.exchange.factors import FactorExchange
 from parallax.runtime.exchange.row_ids import RowIdCheck
 from parallax.runtime.exchange.rows import RowExchange
 from parallax.runtime.exchange.rows_by_host import HostRowExchange
+from parallax.runtime.exchange.totals import BatchTotals
 from parallax.runtime.exchange.values import ValueGather, ValuePull
 
 
@@ -52,6 +54,8 @@ class ResourcePool:
             return FactorExchange(spec, self._world, self._control)
         if isinstance(spec, GatherSpec):
             return ValueGather(spec, self._world)
+        if isinstance(spec, TotalsSpec):
+            return BatchTotals(spec, self._world, self._control)
         if isinstance(spec, OwnSpec):
             return spec.make(self._world, self._control)
         if isinstance(spec, RowsSpec):

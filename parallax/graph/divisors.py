@@ -1,0 +1,298 @@
+"""What a loss divides by that only the batch tells, such as how many labels are not left out.
+
+A mean over some of the batch (``ignore_index``, class weights, a mask for padding) is a sum over
+the batch, divided by a number that is summed over the batch as well. On several workers that number
+has to be the one of all their batches for the loss to be that of one device.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.loss_terms import REDUCTIONS, SUM, backward_passes, terms
+from parallax.graph.operations import is_random, is_view
+from parallax.graph.step_graph import StepGraph
+from parallax.ops import marks
+
+aten: Any = torch.ops.aten
+
+_MEAN = 1  # torch's number for reduction="mean"
+_NLL = {
+    aten.nll_loss_forward.default: aten.nll_loss_backward.default,
+    aten.nll_loss2d_forward.default: aten.nll_loss2d_backward.default,
+}
+_SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default}
+_ALIKE = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.index.Tensor,
+    aten.gather.default,
+    aten.masked_select.default,
+    aten.constant_pad_nd.default,
+    aten.cat.default,
+    aten.stack.default,
+    aten.sum.dim_IntList,
+}
+"""Operations, beside pointwise ones and views, that have some of their inputs' elements."""
+_SAME = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten._local_scalar_dense.default,
+}
+"""Operations that give the number that they get."""
+_LEAST = 1.0
+"""Up to it, what is added to a divisor or bounds it only keeps it from being zero."""
+
+
+@dataclass(eq=False)
+class Divisor:
+    """A number that terms of a loss are divided by.
+
+    Args:
+        value: the number, as it is on this worker.
+        total: the sum over the batch that ``value`` follows from; of labels that are counted, or
+            of the weights of their classes, None.
+        steps: from ``total`` to ``value``, what is computed of it.
+        is_mean: ``total`` is a mean over the batch, and so is what it divides.
+        multiplies: ``value`` is one over the number.
+        factor: the constants that multiply the terms.
+        uses: what divides gradients by it, or multiplies them with it.
+    """
+
+    value: Node
+    total: Node | None
+    steps: tuple[Node, ...] = ()
+    is_mean: bool = False
+    multiplies: bool = False
+    factor: float = 1.0
+    uses: list[Node] = field(default_factory=list)
+    terms: list[Node] = field(default_factory=list)
+    """What divides numbers of the loss by it."""
+
+
+def divisors(step: StepGraph, parameters: Collection[Node]) -> list[Divisor]:
+    """The divisors of a step's losses.
+
+    Args:
+        step: as it was captured.
+        parameters: the placeholders of all parameters, and of what the step changes.
+    """
+    search = _Search(step, parameters)
+    found: dict[Node, Divisor] = {}
+    after: dict[Node, set[Node]] = {}
+    passes = list(backward_passes(step.graph))
+    for seed, loss in passes:
+        gradients = _following(seed)
+        if any(other in gradients for _, other in passes):
+            continue  # a gradient of this loss is part of another one
+        for term, factor in terms(loss, search.is_constant):
+            divisor = search.of_term(term)
+            if divisor is None:
+                continue
+            known = found.setdefault(divisor.value, replace(divisor, factor=0.0))
+            if (known.is_mean, known.multiplies) == (divisor.is_mean, divisor.multiplies):
+                known.factor += factor * divisor.factor
+                known.terms.append(term)
+                after.setdefault(divisor.value, set()).update(gradients)
+    leading = _leading_to_marks(step)
+    return [one for one in found.values() if _find_uses(one, after[one.value] & leading)]
+
+
+def _find_uses(divisor: Divisor, gradients: set[Node]) -> bool:
+    """Find what gradients are divided by it; False if they are used with it in other ways."""
+    value = divisor.value
+    for user in value.users:
+        if user in divisor.terms or user not in gradients:
+            continue
+        if user.target in _NLL.values():
+            others = user.args[:6]
+        elif user.target is (aten.mul if divisor.multiplies else aten.div).Tensor:
+            others = user.args[:1] if user.args[1] is value else user.args[1:]
+            if user.args[1] is not value and not divisor.multiplies:
+                return False
+        else:
+            return False
+        if value in others:
+            return False
+        divisor.uses.append(user)
+    return bool(divisor.uses)
+
+
+class _Search:
+    def __init__(self, step: StepGraph, parameters: Collection[Node]) -> None:
+        inputs = zip(step.own_placeholders(), step.inputs, strict=True)
+        self._batch = {node for node, item in inputs if item.kind == "batch"}
+        self._other = set(parameters)
+        for node in step.graph.nodes:
+            sources = node.all_input_nodes
+            if any(source in self._batch for source in sources):
+                self._batch.add(node)
+            if is_random(node) or any(source in self._other for source in sources):
+                self._other.add(node)
+
+    def is_constant(self, factor: float | Node) -> bool:
+        """Whether a factor is the same whatever batch and parameters are."""
+        if not isinstance(factor, Node):
+            return True
+        return factor not in self._batch and factor not in self._other
+
+    def of_term(self, term: Node) -> Divisor | None:
+        """What a term of a loss is divided by, if it is a sum over the batch."""
+        arguments: Any = term.args
+        if term.target is operator.getitem and arguments[0].target in _NLL and arguments[1] == 0:
+            return self._of_labels(arguments[0])
+        if term.target is aten.div.Tensor:
+            return self._of_quotient(arguments[0], arguments[1], multiplies=False)
+        if term.target is aten.mul.Tensor:
+            for part, value in (arguments, reversed(arguments)):
+                if found := self._of_quotient(part, value, multiplies=True):
+                    return found
+        return None
+
+    def _of_labels(self, loss: Node) -> Divisor | None:
+        _, labels, weight, reduction, _ = loss.args
+        if reduction != _MEAN or not self._is_of_batch(labels):
+            return None
+        if isinstance(weight, Node) and weight in self._other:
+            return None
+        value = next((user for user in loss.users if user.args[1] == 1), None)
+        return Divisor(value, None, factor=1.0) if value is not None else None
+
+    def _of_quotient(self, part: Any, value: Any, multiplies: bool) -> Divisor | None:
+        if not isinstance(part, Node) or not self._is_of_batch(value):
+            return None
+        found = _total(value)
+        if found is None or found[-1] is not multiplies:
+            return None
+        total, steps, _ = found
+        counted = set(self._elements(total.args[0]))
+        if not all(self._adds_up(node) for node in counted):
+            return None
+        is_mean = total.target is aten.mean.default
+        shared = counted & self._batch
+        factor = 0.0
+        for term, times in terms(part, self.is_constant):
+            source = _summed(term, is_mean)
+            if source is None or shared.isdisjoint(self._elements(source)):
+                return None
+            factor += times
+        return Divisor(value, total, steps, is_mean, multiplies, factor)
+
+    def _is_of_batch(self, node: Any) -> bool:
+        return isinstance(node, Node) and node in self._batch and node not in self._other
+
+    def _adds_up(self, node: Node) -> bool:
+        """Whether an element of a tensor follows from the same place of the batch alone."""
+        return node.op == "placeholder" or node not in self._batch or _is_alike(node)
+
+    def _elements(self, node: Any) -> Iterator[Node]:
+        """What the elements of a tensor follow from, each from those in the same place."""
+        seen: set[Node] = set()
+        queue = [node]
+        while queue:
+            one = queue.pop()
+            if not isinstance(one, Node) or one in seen or _is_size(one):
+                continue
+            seen.add(one)
+            yield one
+            if _is_alike(one):
+                queue += one.all_input_nodes
+            elif one.target in REDUCTIONS:  # not reduced: an element for each label
+                queue += one.args[:2]
+
+
+def _is_size(node: Node) -> bool:
+    """Whether a node is a number of Python's, as the sizes of views are."""
+    return not isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
+
+
+def _is_alike(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in node.target.tags or node.target in _ALIKE or is_view(node)
+
+
+def _total(value: Node) -> tuple[Node, tuple[Node, ...], bool] | None:
+    """The sum that a number follows from in a way that keeps it one, what is computed of it, and
+    whether the number is one over it."""
+    steps: list[Node] = []
+    is_inverse = False
+    node = value
+    while not _is_total(node):
+        arguments: Any = node.args
+        target = node.target
+        if target in _SAME:
+            pass
+        elif target in (aten.add.Tensor, aten.clamp.default, aten.clamp_min.default):
+            if not _is_small(arguments[1]) or len(arguments) > 2 or node.kwargs:
+                return None
+        elif target is aten.reciprocal.default and not is_inverse:
+            is_inverse = True
+        elif target is not aten.mul.Tensor or arguments[1] != 1:
+            return None
+        steps.append(node)
+        node = arguments[0]
+        if not isinstance(node, Node):
+            return None
+    return node, tuple(reversed(steps)), is_inverse
+
+
+def _is_total(node: Node) -> bool:
+    """Whether a node adds up, or averages, all elements of a tensor."""
+    value = node.meta.get("val")
+    if node.target not in (*_SUMS, aten.mean.default):
+        return False
+    return isinstance(value, torch.Tensor) and value.dim() == 0
+
+
+def _is_small(value: Any) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= _LEAST
+
+
+def _summed(term: Node, is_mean: bool) -> Node | None:
+    """What a term is the sum of, or the mean; None if it is neither."""
+    node: Any = term
+    if node.target is operator.getitem and node.args[0].target in REDUCTIONS:
+        node = node.args[0]
+    place = REDUCTIONS.get(node.target)
+    if place is not None:
+        is_sum = not is_mean and len(node.args) > place and node.args[place] == SUM
+        return node if is_sum else None
+    wanted = {aten.mean.default} if is_mean else _SUMS
+    return node.args[0] if node.target in wanted and _is_total(node) else None
+
+
+def _following(seed: Node) -> set[Node]:
+    """What follows from a gradient before it is marked as a variable's."""
+    found = {seed}
+    queue = [seed]
+    while queue:
+        for user in queue.pop().users:
+            if user not in found and user.target is not marks.GRADIENT:
+                found.add(user)
+                queue.append(user)
+    return found
+
+
+def _leading_to_marks(step: StepGraph) -> set[Node]:
+    """What gradients of variables follow from."""
+    found: set[Node] = set()
+    queue = [node for node in step.graph.nodes if node.target is marks.GRADIENT]
+    while queue:
+        for source in queue.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                queue.append(source)
+    return found

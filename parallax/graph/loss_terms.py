@@ -1,0 +1,114 @@
+"""What a loss is a sum of, and the backward passes that begin at losses."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from parallax.graph.operations import is_view
+
+aten: Any = torch.ops.aten
+
+SUM = 2  # torch's number for reduction="sum"
+REDUCTIONS = {
+    aten.mse_loss.default: 2,
+    aten.smooth_l1_loss.default: 2,
+    aten.huber_loss.default: 2,
+    aten.soft_margin_loss.default: 2,
+    aten.binary_cross_entropy.default: 3,
+    aten.binary_cross_entropy_with_logits.default: 4,
+    aten.nll_loss_forward.default: 3,
+    aten.nll_loss2d_forward.default: 3,
+}
+"""Of loss functions, which argument is their reduction."""
+
+_SUMS = {aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor}
+_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
+_QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
+_COPIES = {aten._to_copy.default, aten.clone.default}
+_OF_SEVERAL = {aten.sum.default: False, aten.mean.default: True}
+"""Reductions of a list of terms, and whether they divide by its length."""
+
+Scales = Callable[[float | Node], bool]
+"""Whether to look for terms in a number that is multiplied by a factor."""
+
+
+def backward_passes(graph: Graph) -> Iterator[tuple[Node, Node]]:
+    """Where gradients begin: a one, and the loss that it is the gradient of."""
+    for seed in graph.find_nodes(op="call_function", target=aten.ones_like.default):
+        loss = seed.args[0]
+        if isinstance(loss, Node) and _is_number(loss):
+            yield seed, loss
+
+
+def terms(loss: Node, scales: Scales) -> Iterator[tuple[Node, float]]:
+    """The numbers that a number is a sum of, each with the constants that multiply it.
+
+    Args:
+        loss: a tensor of one element.
+        scales: asked for every factor; what it refuses is a term as it is.
+    """
+    queue = [(loss, 1.0)]
+    while queue:
+        node, factor = queue.pop()
+        parts = _parts(node, scales)
+        if parts is None:
+            yield node, factor
+        else:
+            queue += [(part, factor * times) for part, times in parts if _is_number(part)]
+
+
+def _parts(node: Node, scales: Scales) -> list[tuple[Node, float]] | None:
+    """What a number is the sum of, with factors; None if it is no sum."""
+    arguments: Any = node.args
+    target = node.target
+    if target in _SUMS:
+        sign = -1.0 if target is aten.sub.Tensor else 1.0
+        sign *= float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
+        pair = zip(arguments, (1.0, sign), strict=True)
+        return [(one, times) for one, times in pair if isinstance(one, Node)]
+    if target is aten.neg.default:
+        return [(arguments[0], -1.0)]
+    if target in _PRODUCTS or target in _QUOTIENTS:
+        return _scaled(node, scales)
+    if target in _OF_SEVERAL and _is_list(arguments[0]):
+        several = arguments[0].args[0]
+        share = 1 / len(several) if _OF_SEVERAL[target] else 1.0
+        return [(one, share) for one in several]
+    if target in _COPIES or (is_view(node) and target is not operator.getitem):
+        return [(arguments[0], 1.0)] if node.op == "call_function" else None
+    return None
+
+
+def _scaled(node: Node, scales: Scales) -> list[tuple[Node, float]] | None:
+    part: Any = node.args[0]
+    factor: Any = node.args[1]
+    if not isinstance(part, Node):
+        part, factor = factor, part
+    divides = node.target in _QUOTIENTS
+    if isinstance(factor, int | float) and factor:
+        factor = 1 / factor if divides else float(factor)
+        return [(part, factor)] if scales(factor) else None
+    if isinstance(factor, Node):
+        if scales(factor):
+            return [(part, 1.0)]
+        if not divides and scales(part):
+            return [(factor, 1.0)]
+    return None
+
+
+def _is_list(node: Any) -> bool:
+    """Whether a node puts several numbers together."""
+    if not isinstance(node, Node) or node.target not in (aten.stack.default, aten.cat.default):
+        return False
+    several: Any = node.args[0]
+    return all(_is_number(one) for one in several)
+
+
+def _is_number(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return node.op == "call_function" and isinstance(value, torch.Tensor) and value.numel() == 1

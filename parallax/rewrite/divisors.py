@@ -1,0 +1,120 @@
+"""Let means over some of the batch be those over all workers' batches.
+
+Where a loss is divided by a number that only the batch tells, such as how many labels are not left
+out, an average of workers' gradients would weigh these numbers away. By exchanging them, and
+dividing gradients by what they are together, the average is the gradient of one device. Losses that
+the step returns are those of the worker's own batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.aliases import memory_of
+from parallax.graph.divisors import Divisor, divisors
+from parallax.graph.operations import add_call, written_inputs
+from parallax.ops import marks
+from parallax.ops.resources import finish, start
+from parallax.ops.totals import TotalsSpec
+from parallax.rewrite.context import Rewriting
+from parallax.rewrite.early import known_early
+
+aten: Any = torch.ops.aten
+
+
+def divide_by_all(work: Rewriting) -> None:
+    """The pass; gradients are means over workers, weighted by what batches count."""
+    if work.workers == 1:
+        return
+    first_mark = next(node for node in work.graph.nodes if node.target is marks.GRADIENT)
+    order = work.order()
+    found = [
+        one
+        for one in divisors(work.step, _parameters(work))
+        if order[_last(one)] < order[first_mark]
+    ]
+    if not found:
+        return
+    totals = [_total(work, one) for one in found]
+    spec = TotalsSpec((), tuple(one.factor for one in found), tuple(one.is_mean for one in found))
+    resource = work.resource(spec, "totals")
+    order = work.order()
+    latest = max(totals, key=order.__getitem__)
+    before = known_early(work, totals, latest.next)
+    with work.graph.inserting_before(before):
+        work.call(start, resource, 0, totals)
+    order = work.order()
+    earliest = min((use for one in found for use in one.uses), key=order.__getitem__)
+    with work.graph.inserting_before(earliest):
+        all_of_them = work.call(finish, resource, 0)
+        for number, (divisor, total) in enumerate(zip(found, totals, strict=True)):
+            example = total.meta["val"].double()
+            parts = []
+            for place in range(number, 3 * len(found), len(found)):
+                part = work.item(all_of_them, place)
+                part.meta["val"] = example
+                parts.append(part)
+            _replace(work, divisor, *parts)
+
+
+def _parameters(work: Rewriting) -> set[Node]:
+    """Inputs that do not stay as they are: parameters, and what the step changes."""
+    variables = work.analysis.variables
+    inputs = zip(work.step.inputs, work.step.own_placeholders(), strict=True)
+    found = {node for item, node in inputs if item.name in variables}
+    for node in work.graph.nodes:
+        found.update(memory_of(source) for source in written_inputs(node))
+    return {node for node in found if node.op == "placeholder"}
+
+
+def _last(divisor: Divisor) -> Node:
+    """What is computed last of what the total follows from."""
+    if divisor.total is not None:
+        return divisor.total
+    labels: Any = divisor.value.args[0]
+    return labels.args[1]  # type: ignore[no-any-return]
+
+
+def _total(work: Rewriting, divisor: Divisor) -> Node:
+    """The sum over this worker's batch."""
+    if divisor.total is not None:
+        return divisor.total
+    loss: Any = divisor.value.args[0]
+    _, labels, weight, _, ignored = loss.args
+    graph = work.graph
+    with graph.inserting_before(loss):
+        counted = add_call(graph, aten.ne.Scalar, labels, ignored)
+        if weight is not None:
+            left_out = add_call(graph, aten.eq.Scalar, labels, ignored)
+            classes = add_call(graph, aten.masked_fill.Scalar, labels, left_out, 0)
+            weights = add_call(graph, aten.index.Tensor, weight, [classes])
+            counted = add_call(graph, aten.mul.Tensor, weights, counted)
+        return add_call(graph, aten.sum.default, counted)
+
+
+def _replace(work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: Node) -> None:
+    """Divide gradients by the number of all workers, at the graph's insertion point.
+
+    Args:
+        total: the sum over all workers' batches.
+        own, whole: what this worker's batch counts in means, and what all do.
+    """
+    graph = work.graph
+    number = total
+    for step in divisor.steps:
+        if step.target is not aten._local_scalar_dense.default:
+            others = step.args[1:]
+            number = add_call(graph, step.target, number, *others, **step.kwargs)
+    # In this order, so that a count of all rows gives that of the worker's own without rounding.
+    first, second = (whole, own) if divisor.multiplies else (own, whole)
+    number = add_call(graph, aten.mul.Tensor, number, first)
+    number = add_call(graph, aten.div.Tensor, number, second)
+    for use in divisor.uses:
+        kind = use.meta["val"].dtype
+        same = number
+        if number.meta["val"].dtype is not kind:
+            same = add_call(graph, aten._to_copy.default, number, dtype=kind)
+        use.replace_input_with(divisor.value, same)

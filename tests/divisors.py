@@ -1,0 +1,163 @@
+"""Losses that are means over some of a batch, run on several workers: for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from parallax.config import Config
+from parallax.graph.discovery import discover
+from parallax.runtime.comm.world import World
+from parallax.runtime.runner import Runner
+
+LENGTH, CLASSES, WORDS, PAD = 6, 5, 30, 0
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of scores [rows, length, classes] and labels [rows, length]."""
+
+
+def _words(scores: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), **options)
+
+
+def _of_each(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return _words(scores, labels, reduction="none").view(labels.shape)
+
+
+def _shifted(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """As language models do: labels are changed in place, and moved by one."""
+    labels = labels.clone()
+    labels[labels == PAD] = -100
+    return _words(scores[:, :-1], labels[:, 1:])
+
+
+def _pieces(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    halves = zip(scores.split(3, 1), labels.split(3, 1), strict=True)
+    return torch.stack([_words(a, b, ignore_index=PAD) for a, b in halves]).mean()
+
+
+def _weights() -> torch.Tensor:
+    return torch.arange(1, CLASSES + 1).double() / 3
+
+
+ALIKE: dict[str, Loss] = {
+    "labels left out": lambda s, y: _words(s, y, ignore_index=PAD),
+    "labels moved": _shifted,
+    "weights of classes": lambda s, y: _words(s, y, weight=_weights()),
+    "weights and labels": lambda s, y: _words(s, y, weight=_weights(), ignore_index=PAD),
+    "smoothed": lambda s, y: _words(s, y, ignore_index=PAD, label_smoothing=0.1),
+    "images": lambda s, y: F.cross_entropy(s.transpose(1, 2), y, ignore_index=PAD),
+    "mask": lambda s, y: (_of_each(s, y) * (y != PAD)).sum() / (y != PAD).sum(),
+    "mask and a little": lambda s, y: (
+        (_of_each(s, y) * (y != PAD)).sum() / ((y != PAD).double().sum() + 1e-8)
+    ),
+    "mask and a bound": lambda s, y: (
+        torch.where(y != PAD, _of_each(s, y), 0.0).sum() / (y != PAD).sum().clamp(min=1)
+    ),
+    "mask of elements": lambda s, y: (
+        (s.square() * (y != PAD)[..., None]).sum(-1).sum()
+        / (y != PAD)[..., None].expand_as(s).sum()
+    ),
+    "selected": lambda s, y: _of_each(s, y)[y != PAD].sum() / (y != PAD).sum(),
+    "selected words": lambda s, y: F.cross_entropy(s[y != PAD], y[y != PAD]),
+    "number of Python": lambda s, y: (
+        _words(s, y, ignore_index=PAD, reduction="sum") / (y != PAD).sum().item()
+    ),
+    "one over": lambda s, y: (_of_each(s, y) * (y != PAD)).sum() * (1.0 / (y != PAD).sum()),
+    "means": lambda s, y: (_of_each(s, y) * (y != PAD)).mean() / (y != PAD).double().mean(),
+    "with a mean over rows": lambda s, y: (
+        _words(s, y, ignore_index=PAD)
+        + 0.1 * s.square().mean()
+        - 0.2 * (s[..., 0] * (y == 1)).sum() / (y == 1).sum().clamp(min=1)
+    ),
+    "pieces": _pieces,
+    "all labels": _words,
+}
+"""Losses that are those of one device."""
+
+OTHERS: dict[str, Loss] = {
+    "no sum above": lambda s, y: s.square().mean() / (y != PAD).sum(),
+    "a mean of other things": lambda s, y: s.square().sum() / (y.unique() != PAD).sum(),
+    "classes that are there": lambda s, y: (
+        (s.square() * (y != PAD)[..., None]).sum()
+        / (torch.bincount(y.flatten(), minlength=CLASSES) > 0).sum()
+    ),
+    "its own scores": lambda s, y: (s * (s > 0)).sum() / (s > 0).sum(),
+    "a part of another": lambda s, y: _words(s, y, ignore_index=PAD).square(),
+    "all, and a number": lambda s, y: (_of_each(s, y) * (y != PAD)).sum() / ((y != PAD).sum() + 40),
+}
+"""Losses whose divisors are left as they are."""
+
+
+class Net(nn.Module):
+    """Looks up words, and scores each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, 8)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.table(words))
+        return found
+
+
+def data(division: Sequence[Sequence[int]], seed: int) -> list[list[tuple[torch.Tensor, ...]]]:
+    """By step and worker, words and labels; 0 rows, or fewer for rows of labels left out alone."""
+    made = torch.Generator().manual_seed(seed)
+    found = []
+    for counts in division:
+        parts = []
+        for count in counts:
+            rows = abs(count)
+            words = torch.randint(WORDS, (rows, LENGTH), generator=made)
+            labels = torch.randint(1, CLASSES, (rows, LENGTH), generator=made)
+            lengths = torch.randint(1, LENGTH + 1, (rows, 1), generator=made)
+            left_out = torch.arange(LENGTH).expand(rows, LENGTH) >= (lengths if count > 0 else 0)
+            parts.append((words, labels.masked_fill(left_out, PAD)))
+        found.append(parts)
+    return found
+
+
+def train(
+    world: World, name: str, division: Sequence[Sequence[int]], settings: dict[str, Any]
+) -> tuple[float, int]:
+    """How far parameters are from those of one device, and the bytes that this worker sent for
+    totals.
+
+    Args:
+        name: of the loss.
+        division: by step and worker, how many rows; fewer than none where no label counts.
+        settings: beside the number of workers.
+    """
+    torch.manual_seed(3)
+    net = Net().double()
+    start = {key: value.clone() for key, value in net.state_dict().items()}
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+    loss = {**ALIKE, **OTHERS}[name]
+
+    def step(words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(net(words), labels)
+        value.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+        optimizer.step()
+        return value
+
+    batches = data(division, seed=5)
+    for parts in batches:
+        step(*(torch.cat(both) for both in zip(*parts, strict=True)))
+    expected = {key: value.clone() for key, value in net.state_dict().items()}
+    net.load_state_dict(start)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+    runner = Runner(step, discover(step), Config(workers=1, **settings), world)
+    before = world.traffic.sent["batch totals"]
+    for parts in batches:
+        runner.run(*parts[world.rank])
+    (model,) = runner._objects.models
+    found: dict[str, Any] = runner.state_dict()[model]
+    far = max(float((expected[key] - found[key]).abs().max()) for key in expected)
+    return far, world.traffic.sent["batch totals"] - before

@@ -1,0 +1,62 @@
+"""Means over some of the batch are those of one device, whatever workers' batches leave out."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import divisors
+import pytest
+from cells import sampled
+from pool import Pool
+
+DIVISION = [(4, 4, 4, 4), (6, 2, 3, 5), (3, -2, 1, -1), (5, 0, 0, 2), (2, 2, 7, 1)]
+"""By step and worker, rows; fewer than none where every label is left out."""
+ROUNDING = 1e-12
+TOTALS = 792
+"""Bytes of a message of totals."""
+
+
+@pytest.mark.parametrize("name", divisors.ALIKE)
+def test_the_numbers_of_one_device(pool: Pool, name: str) -> None:
+    division = [counts[:2] for counts in DIVISION]
+    for far, sent in pool.run(2, divisors.train, name, division, {}):
+        assert far < ROUNDING
+        assert sent == TOTALS * len(division)
+
+
+STRATEGIES = ["PS", "ZeRO", "Poseidon", "ProjectAdam", "Horovod", "RandomAxis", "auto"]
+NAMES = ["labels left out", "mask", "with a mean over rows", "pieces"]
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "size"),
+    sampled(itertools.product(NAMES, STRATEGIES, (3, (0, 0, 1, 1))), 8),
+    ids=str,
+)
+def test_however_variables_are_synchronised(
+    pool: Pool, name: str, strategy: str, size: int | tuple[int, ...]
+) -> None:
+    workers = size if isinstance(size, int) else len(size)
+    division = [counts[:workers] for counts in DIVISION]
+    for far, _ in pool.run(size, divisors.train, name, division, {"strategy": strategy}):
+        assert far < ROUNDING
+
+
+@pytest.mark.parametrize("name", divisors.OTHERS)
+def test_what_is_no_such_mean_is_left(pool: Pool, name: str) -> None:
+    division = [counts[:2] for counts in DIVISION[:2]]
+    for _, sent in pool.run(2, divisors.train, name, division, {}):
+        assert sent == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"weigh_batches": False}, {"average_dense": False, "average_sparse": False}],
+    ids=str,
+)
+def test_not_where_batches_are_not_weighed(pool: Pool, settings: dict[str, Any]) -> None:
+    division = [counts[:2] for counts in DIVISION[:2]]
+    for far, sent in pool.run(2, divisors.train, "labels left out", division, settings):
+        assert sent == 0
+        assert far > 1e-4
