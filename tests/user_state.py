@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import collections
 import math
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from user_cases import STEPS, Built, case, classes, mlp, stepping
+
+sys.path.insert(0, str(Path(__file__).parent / "site-packages"))
+import averaging
 
 
 class _Lookahead(torch.optim.Optimizer):
@@ -122,6 +127,59 @@ class _Preconditioned(torch.optim.Optimizer):
                 state["warm"] = state["calls"] > 1  # decides in the next step
                 state["old"] = step.clone()
                 parameter.sub_(group["lr"] * step)
+
+
+class _SetUp(torch.optim.Optimizer):
+    """Notes in its groups that it has set them up, as torch-optimi does: with a flag, a text, a
+    whole number, a counter in a tensor, and what it keeps of each parameter in a dict."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "setup": False, "phase": "first"})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            if not group["setup"]:
+                group["setup"], group["phase"], group["order"] = True, "second", 2
+                group["step"] = torch.zeros((), dtype=torch.int32)
+                group["means"] = {p: {"mean": torch.zeros_like(p)} for p in group["params"]}
+            group["step"] += 1
+            rate = group["lr"] / (1 - 0.9 ** group["step"].item())
+            for parameter in group["params"]:
+                mean = group["means"][parameter]["mean"].lerp_(parameter.grad, 0.1)
+                parameter.sub_(rate * mean * group["order"])
+
+
+@case
+def optimizer_that_sets_its_groups_up(rows: int) -> Built:
+    model = mlp(4, 3)
+    return stepping(rows, model, _SetUp(model.parameters()))
+
+
+@case
+def optimizer_in_an_object_of_a_package(rows: int) -> Built:
+    model = mlp(4, 3)
+    inner = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    return stepping(rows, model, averaging.Wrapped(inner))
+
+
+@case
+def average_in_an_object_of_a_package(rows: int) -> Built:
+    model = mlp(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    average = averaging.Average(model.parameters(), 0.8)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        for value, parameter in zip(average.values, model.parameters(), strict=True):
+            loss = loss + (parameter - value).square().sum()
+        loss.backward()
+        optimizer.step()
+        average.update()
+        return loss
+
+    return [model], step, classes(rows)
 
 
 @case

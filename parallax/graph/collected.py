@@ -82,7 +82,7 @@ class Collected:
         made = Made(objects, snapshot, before.positions, before.leaves, after)
         self.kept = made.kept
         for name, entry in entries(objects).items():
-            if is_plain(entry.form):
+            if is_plain(entry.form) and not entry.is_read:
                 objects.plain[name] = entry
             if is_new(entry, before.entries, name):
                 self.new_leaves[name], self.constants[name] = entry.put, entry.form

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.loss_terms import REDUCTIONS, SUM, backward_passes, terms
+from parallax.graph.loss_terms import REDUCTIONS, SUM, Factor, backward_passes, terms
 from parallax.graph.operations import is_random, is_view
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
@@ -65,7 +65,7 @@ class Divisor:
         steps: from ``total`` to ``value``, what is computed of it.
         is_mean: ``total`` is a mean over the batch, and so is what it divides.
         multiplies: ``value`` is one over the number.
-        factor: the constants that multiply the terms.
+        factors: what multiplies the terms, of each.
         uses: what divides gradients by it, or multiplies them with it.
     """
 
@@ -74,7 +74,7 @@ class Divisor:
     steps: tuple[Node, ...] = ()
     is_mean: bool = False
     multiplies: bool = False
-    factor: float = 1.0
+    factors: list[Factor] = field(default_factory=list)
     uses: list[Node] = field(default_factory=list)
     terms: list[Node] = field(default_factory=list)
     """What divides numbers of the loss by it."""
@@ -95,13 +95,13 @@ def divisors(step: StepGraph, parameters: Collection[Node]) -> list[Divisor]:
         gradients = _following(seed)
         if any(other in gradients for _, other in passes):
             continue  # a gradient of this loss is part of another one
-        for term, factor in terms(loss, search.is_constant):
+        for term, factor in terms(loss, search.is_factor):
             divisor = search.of_term(term)
             if divisor is None:
                 continue
-            known = found.setdefault(divisor.value, replace(divisor, factor=0.0))
+            known = found.setdefault(divisor.value, replace(divisor, factors=[]))
             if (known.is_mean, known.multiplies) == (divisor.is_mean, divisor.multiplies):
-                known.factor += factor * divisor.factor
+                known.factors += [factor * own for own in divisor.factors]
                 known.terms.append(term)
                 after.setdefault(divisor.value, set()).update(gradients)
     leading = _leading_to_marks(step)
@@ -140,11 +140,12 @@ class _Search:
             if is_random(node) or any(source in self._other for source in sources):
                 self._other.add(node)
 
-    def is_constant(self, factor: float | Node) -> bool:
-        """Whether a factor is the same whatever batch and parameters are."""
+    def is_factor(self, factor: float | Node) -> bool:
+        """Whether gradients of terms are multiplied by it, and it is no term: it does not follow
+        from parameters, and is no divisor."""
         if not isinstance(factor, Node):
             return True
-        return factor not in self._batch and factor not in self._other
+        return factor not in self._other and _total(factor) is None
 
     def of_term(self, term: Node) -> Divisor | None:
         """What a term of a loss is divided by, if it is a sum over the batch."""
@@ -166,7 +167,7 @@ class _Search:
         if isinstance(weight, Node) and weight in self._other:
             return None
         value = next((user for user in loss.users if user.args[1] == 1), None)
-        return Divisor(value, None, factor=1.0) if value is not None else None
+        return Divisor(value, None, factors=[Factor()]) if value is not None else None
 
     def _of_quotient(self, part: Any, value: Any, multiplies: bool) -> Divisor | None:
         if not isinstance(part, Node) or not self._is_of_batch(value):
@@ -180,13 +181,13 @@ class _Search:
             return None
         is_mean = total.target is aten.mean.default
         shared = counted & self._batch
-        factor = 0.0
-        for term, times in terms(part, self.is_constant):
+        factors = []
+        for term, factor in terms(part, self.is_factor):
             source = _summed(term, is_mean)
             if source is None or shared.isdisjoint(self._elements(source)):
                 return None
-            factor += times
-        return Divisor(value, total, steps, is_mean, multiplies, factor)
+            factors.append(factor)
+        return Divisor(value, total, steps, is_mean, multiplies, factors)
 
     def _is_of_batch(self, node: Any) -> bool:
         return isinstance(node, Node) and node in self._batch and node not in self._other

@@ -1,4 +1,4 @@
-"""Entries of optimizers' state that are more than tensors and numbers.
+"""Entries of optimizers' state and groups that are more than tensors and numbers.
 
 None, texts, flags, and what lists, tuples, dicts and deques of tensors look like. What a step makes
 of these while it is captured is put there again when its graph has run.
@@ -7,6 +7,7 @@ of these while it is captured is put there again when its graph has run.
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -14,33 +15,33 @@ import torch
 from torch.optim import Optimizer
 
 from parallax.graph.discovery import StepObjects
-from parallax.graph.paths import dotted, tuple_like
-from parallax.graph.state import is_number, parameter_names
+from parallax.graph.paths import Key, dotted, tuple_like
+from parallax.graph.state import is_number, named, parameter_names
 
+READ = (bool, str, int, type(None))
+"""Of the values of an optimizer's groups, those that calls are told apart by."""
 _HOLE = object()
 """Stands for a tensor or a number, which is a leaf of its own."""
 
 
 class Entry(NamedTuple):
-    """One entry, as ``form``: itself, with holes in it. ``parameter`` is that of whose state it is,
-    if of one."""
+    """One entry, as ``form``: itself, with holes in it. ``home`` is the mapping that it is in now,
+    that of a parameter's state, of an optimizer's or of a group."""
 
-    optimizer: Optimizer
-    parameter: torch.Tensor | None
+    home: Callable[[], dict[Any, Any]]
     key: Any
     form: Any
+    is_read: bool = False
+    """Calls are told apart by it anyway."""
 
     def put(self, form: Any) -> None:
         """Put it there again; leaves that are there already stay."""
-        kept: dict[Any, Any] = self.optimizer.state
-        home = kept if self.parameter is None else kept[self.parameter]
+        home = self.home()
         home[self.key] = _filled(form, home.get(self.key))
 
     def told(self) -> Hashable:
         """What it is now, but for leaves: steps may decide by it."""
-        kept: dict[Any, Any] = self.optimizer.state
-        home = kept if self.parameter is None else kept.get(self.parameter, {})
-        return _told(home.get(self.key))
+        return _told(self.home().get(self.key))
 
 
 def entries(objects: StepObjects) -> dict[str, Entry]:
@@ -68,17 +69,43 @@ def is_plain(form: Any) -> bool:
 def _entries(objects: StepObjects) -> Iterator[tuple[str, Entry]]:
     names = parameter_names(objects)
     for root, optimizer in objects.optimizers.items():
+        for index, group in enumerate(optimizer.param_groups):
+            home = functools.partial(_group, optimizer, index)
+            for key, value in group.items():
+                if key != "params":
+                    name = dotted(f"{root}.group{index}", (key,))
+                    counts = functools.partial(_counts, objects, name, names)
+                    yield name, Entry(home, key, _form(value, counts), isinstance(value, READ))
         kept: dict[Any, Any] = {**optimizer.state}
         for key, value in kept.items():
             if not isinstance(key, torch.Tensor):
-                entry = Entry(optimizer, None, key, _form(value))
+                entry = Entry(functools.partial(_state, optimizer), key, _form(value))
                 yield dotted(f"{root}.state", (key,)), entry
                 continue
             if not isinstance(value, dict) or id(key) not in names:
                 continue
+            home = functools.partial(_state_of, optimizer, key)
             for inner, item in value.items():
                 name = dotted(f"{root}.{names[id(key)]}", (inner,))
-                yield name, Entry(optimizer, key, inner, _form(item))
+                yield name, Entry(home, inner, _form(item))
+
+
+def _counts(objects: StepObjects, name: str, names: dict[int, str], path: Key) -> bool:
+    """Whether a whole number in a group is one that the step counts on."""
+    return bool(objects.counters) and dotted(name, named(path, names)) in objects.counters
+
+
+def _group(optimizer: Optimizer, index: int) -> dict[Any, Any]:
+    return optimizer.param_groups[index]
+
+
+def _state(optimizer: Optimizer) -> dict[Any, Any]:
+    return optimizer.state
+
+
+def _state_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
+    kept: dict[Any, Any] = optimizer.state[parameter]
+    return kept
 
 
 def _told(value: Any) -> Hashable:
@@ -93,12 +120,18 @@ def _told(value: Any) -> Hashable:
     return value if value is None or isinstance(value, str | bytes | bool) else id(value)
 
 
-def _form(value: Any) -> Any:
+def _form(value: Any, is_leaf: Callable[[Key], bool] = lambda _: True, path: Key = ()) -> Any:
+    """A value with holes in it.
+
+    Args:
+        is_leaf: whether a whole number is a leaf, by where it is.
+        path: where ``value`` is.
+    """
     if isinstance(value, torch.Tensor) or is_number(value):
-        return _HOLE
+        return value if type(value) is int and not is_leaf(path) else _HOLE
     if isinstance(value, torch.SymBool):
         return bool(value)  # which the graph is for
-    return _rebuilt(value, lambda _, item: _form(item))
+    return _rebuilt(value, lambda key, item: _form(item, is_leaf, (*path, key)))
 
 
 def _filled(form: Any, present: Any) -> Any:
@@ -139,4 +172,4 @@ def _same(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
     if isinstance(left, tuple | list | collections.deque):
         return len(left) == len(right) and all(map(_same, left, right))
-    return isinstance(left, str | bytes | bool) and bool(left == right)
+    return isinstance(left, str | bytes | int) and bool(left == right)

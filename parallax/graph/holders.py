@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import os
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 MAX_DEPTH = 6
 """Of containers in containers."""
@@ -31,6 +33,12 @@ _LIBRARY_ROOTS = tuple(
 )
 _INSTALLED = {"site-packages", "dist-packages"}
 """Folders of packages; an environment may have several (the user's own, those of another one)."""
+
+
+_STATEFUL = (torch.Tensor, torch.nn.Module, Optimizer, LRScheduler, torch.utils.data.Dataset)
+_NO_KEEPERS = {"builtins", "torch", "numpy", "parallax"}
+"""Packages whose objects are known for what they are, or hold no state of a step."""
+_MOST_DEPTH, _MOST_ITEMS = 2, 1000
 
 
 @dataclass(eq=False)
@@ -136,7 +144,35 @@ def is_container(value: Any) -> bool:
     """Whether state is looked for in what ``value`` holds."""
     if isinstance(value, MutableMapping | list | tuple):
         return True
-    return not callable(value) and is_user_object(value)
+    return not callable(value) and (is_user_object(value) or is_keeper(value))
+
+
+def is_keeper(value: Any) -> bool:
+    """Whether an object of an installed package keeps state, by its attributes and what is in
+    containers there: moving averages, or an optimizer that is wrapped."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in _NO_KEEPERS or isinstance(value, _STATEFUL):
+        return False
+    if not hasattr(value, "__dict__") or isinstance(value, type | types.ModuleType):
+        return False
+    module = sys.modules.get(kind.__module__)
+    if not is_installed(getattr(module, "__file__", None)):
+        return False
+    return any(_is_stateful(item, 0) for item in list(vars(value).values()))
+
+
+def _is_stateful(value: Any, depth: int) -> bool:
+    if isinstance(value, _STATEFUL):
+        return not isinstance(value, torch.utils.data.Dataset)
+    if depth > _MOST_DEPTH or not isinstance(value, dict | list | tuple):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return any(_is_stateful(item, depth + 1) for item in itertools.islice(items, _MOST_ITEMS))
+
+
+def is_installed(file: str | None) -> bool:
+    """Whether a file is of an installed package."""
+    return file is not None and not _INSTALLED.isdisjoint(Path(file).parts)
 
 
 def is_library_code(code: types.CodeType) -> bool:
@@ -146,7 +182,7 @@ def is_library_code(code: types.CodeType) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_library(filename: str) -> bool:
-    if filename.startswith("<frozen") or not _INSTALLED.isdisjoint(Path(filename).parts):
+    if filename.startswith("<frozen") or is_installed(filename):
         return True
     return any(root and filename.startswith(root) for root in _LIBRARY_ROOTS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,6 +38,25 @@ Scales = Callable[[float | Node], bool]
 """Whether to look for terms in a number that is multiplied by a factor."""
 
 
+@dataclass(frozen=True)
+class Factor:
+    """What a term is multiplied by: a constant, and numbers of the graph.
+
+    Args:
+        constant: what is known.
+        times, over: nodes that it is multiplied with, and divided by, as well.
+    """
+
+    constant: float = 1.0
+    times: tuple[Node, ...] = ()
+    over: tuple[Node, ...] = ()
+
+    def __mul__(self, other: Factor) -> Factor:
+        return Factor(
+            self.constant * other.constant, self.times + other.times, self.over + other.over
+        )
+
+
 def backward_passes(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """Where gradients begin: a one, and the loss that it is the gradient of."""
     for seed in graph.find_nodes(op="call_function", target=aten.ones_like.default):
@@ -45,14 +65,14 @@ def backward_passes(graph: Graph) -> Iterator[tuple[Node, Node]]:
             yield seed, loss
 
 
-def terms(loss: Node, scales: Scales) -> Iterator[tuple[Node, float]]:
-    """The numbers that a number is a sum of, each with the constants that multiply it.
+def terms(loss: Node, scales: Scales) -> Iterator[tuple[Node, Factor]]:
+    """The numbers that a number is a sum of, each with what multiplies it.
 
     Args:
         loss: a tensor of one element.
         scales: asked for every factor; what it refuses is a term as it is.
     """
-    queue = [(loss, 1.0)]
+    queue = [(loss, Factor())]
     while queue:
         node, factor = queue.pop()
         parts = _parts(node, scales)
@@ -62,7 +82,7 @@ def terms(loss: Node, scales: Scales) -> Iterator[tuple[Node, float]]:
             queue += [(part, factor * times) for part, times in parts if _is_number(part)]
 
 
-def _parts(node: Node, scales: Scales) -> list[tuple[Node, float]] | None:
+def _parts(node: Node, scales: Scales) -> list[tuple[Node, Factor]] | None:
     """What a number is the sum of, with factors; None if it is no sum."""
     arguments: Any = node.args
     target = node.target
@@ -70,21 +90,21 @@ def _parts(node: Node, scales: Scales) -> list[tuple[Node, float]] | None:
         sign = -1.0 if target is aten.sub.Tensor else 1.0
         sign *= float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
         pair = zip(arguments, (1.0, sign), strict=True)
-        return [(one, times) for one, times in pair if isinstance(one, Node)]
+        return [(one, Factor(times)) for one, times in pair if isinstance(one, Node)]
     if target is aten.neg.default:
-        return [(arguments[0], -1.0)]
+        return [(arguments[0], Factor(-1.0))]
     if target in _PRODUCTS or target in _QUOTIENTS:
         return _scaled(node, scales)
     if target in _OF_SEVERAL and _is_list(arguments[0]):
         several = arguments[0].args[0]
-        share = 1 / len(several) if _OF_SEVERAL[target] else 1.0
+        share = Factor(1 / len(several) if _OF_SEVERAL[target] else 1.0)
         return [(one, share) for one in several]
     if target in _COPIES or (is_view(node) and target is not operator.getitem):
-        return [(arguments[0], 1.0)] if node.op == "call_function" else None
+        return [(arguments[0], Factor())] if node.op == "call_function" else None
     return None
 
 
-def _scaled(node: Node, scales: Scales) -> list[tuple[Node, float]] | None:
+def _scaled(node: Node, scales: Scales) -> list[tuple[Node, Factor]] | None:
     part: Any = node.args[0]
     factor: Any = node.args[1]
     if not isinstance(part, Node):
@@ -92,12 +112,12 @@ def _scaled(node: Node, scales: Scales) -> list[tuple[Node, float]] | None:
     divides = node.target in _QUOTIENTS
     if isinstance(factor, int | float) and factor:
         factor = 1 / factor if divides else float(factor)
-        return [(part, factor)] if scales(factor) else None
+        return [(part, Factor(factor))] if scales(factor) else None
     if isinstance(factor, Node):
         if scales(factor):
-            return [(part, 1.0)]
+            return [(part, Factor(over=(factor,)) if divides else Factor(times=(factor,)))]
         if not divides and scales(part):
-            return [(factor, 1.0)]
+            return [(factor, Factor(times=(part,)))]
     return None
 
 

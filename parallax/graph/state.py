@@ -121,7 +121,7 @@ def _optimizer_leaves(
             if key == "params" or id(group) in known_groups:
                 continue
             for sub, number in _numbers(value):
-                name = dotted(f"{root}.group{index}", (key, *sub))
+                name = dotted(f"{root}.group{index}", named((key, *sub), names))
                 if isinstance(number, float | torch.Tensor | torch.SymFloat) or name in counters:
                     path: Key = ("group", index, key, *sub)
                     get, put = access(group, (key, *sub))
@@ -141,6 +141,11 @@ def _optimizer_leaves(
             path = (own, *sub)
             get, put = access(optimizer.state, path)
             yield Leaf(dotted(f"{root}.state", path), "slot", item, put, get, None, root, path)
+
+
+def named(path: tuple[Any, ...], names: dict[int, str]) -> Key:
+    """A way with names in place of parameters, where these are keys."""
+    return tuple(names.get(id(k), "?") if isinstance(k, torch.Tensor) else k for k in path)
 
 
 def is_number(value: Any) -> bool:

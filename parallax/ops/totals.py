@@ -11,17 +11,16 @@ from parallax.ops.specs import MessageSpec
 class TotalsSpec(MessageSpec):
     """Sums over the batch that are wanted over the batches of all workers, in one message.
 
-    ``start(0, numbers)`` takes this worker's, of no dimension. ``finish(0)`` gives for each that of
-    all workers; then for each what this worker's batch counts in a mean; and then for each what the
-    batches of all workers count together.
+    ``start(0, numbers, factors)`` takes this worker's, of no dimension, and for each what
+    multiplies that which is divided by it: a number or a tensor of one element. ``finish(0)`` gives
+    for each that of all workers; then for each what this worker's batch counts in a mean; and then
+    for each what the batches of all workers count together.
 
     Args:
-        factors: for each, the constant that multiplies what is divided by it.
         means: of each, whether it is a mean over the batch, not a sum.
     """
 
     # Not in the text that workers compare: pieces of a batch, and so terms, differ as batches do.
-    factors: tuple[float, ...] = field(default=(), repr=False)
     means: tuple[bool, ...] = field(default=(), repr=False)
 
     def message(self, number: int) -> tuple[str, tuple[str, ...]]:

@@ -8,6 +8,8 @@ the step returns are those of the worker's own batch.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,7 +18,6 @@ from torch.fx import Node
 from parallax.graph.aliases import memory_of
 from parallax.graph.divisors import Divisor, divisors
 from parallax.graph.operations import add_call, written_inputs
-from parallax.ops import marks
 from parallax.ops.resources import finish, start
 from parallax.ops.totals import TotalsSpec
 from parallax.rewrite.context import Rewriting
@@ -29,28 +30,41 @@ def divide_by_all(work: Rewriting) -> None:
     """The pass; gradients are means over workers, weighted by what batches count."""
     if work.workers == 1:
         return
-    first_mark = next(node for node in work.graph.nodes if node.target is marks.GRADIENT)
-    order = work.order()
-    found = [
-        one
-        for one in divisors(work.step, _parameters(work))
-        if order[_last(one)] < order[first_mark]
-    ]
-    if not found:
-        return
-    totals = [_total(work, one) for one in found]
-    spec = TotalsSpec((), tuple(one.factor for one in found), tuple(one.is_mean for one in found))
-    resource = work.resource(spec, "totals")
-    order = work.order()
-    latest = max(totals, key=order.__getitem__)
-    before = known_early(work, totals, latest.next)
+    found = {one: _total(work, one) for one in divisors(work.step, _parameters(work))}
+    while found:
+        order = work.order()
+        earliest = min((use for one in found for use in one.uses), key=order.__getitem__)
+        sources = [source for one in found for source in _sources(one, found[one])]
+        latest = max(sources, key=order.__getitem__)
+        before = known_early(work, sources, latest.next)
+        order = work.order()
+        if order[before] <= order[earliest]:
+            _exchange(work, found, before, earliest)
+            return
+        # Of several backward passes, those of which this is not known in time.
+        limit = order[earliest]
+        found = {
+            one: total
+            for one, total in found.items()
+            if all(order[source] < limit for source in _sources(one, total))
+        }
+
+
+def _sources(divisor: Divisor, total: Node) -> list[Node]:
+    """What is told of a divisor."""
+    return [total, *(node for one in divisor.factors for node in one.times + one.over)]
+
+
+def _exchange(work: Rewriting, found: Mapping[Divisor, Node], before: Node, use: Node) -> None:
+    """Send totals in front of one node, and divide by those of all workers from another one on."""
+    means = tuple(one.is_mean for one in found)
+    resource = work.resource(TotalsSpec((), means), "totals")
     with work.graph.inserting_before(before):
-        work.call(start, resource, 0, totals)
-    order = work.order()
-    earliest = min((use for one in found for use in one.uses), key=order.__getitem__)
-    with work.graph.inserting_before(earliest):
+        factors = [_factor(work, one) for one in found]
+        work.call(start, resource, 0, [*found.values()], factors)
+    with work.graph.inserting_before(use):
         all_of_them = work.call(finish, resource, 0)
-        for number, (divisor, total) in enumerate(zip(found, totals, strict=True)):
+        for number, (divisor, total) in enumerate(found.items()):
             example = total.meta["val"].double()
             parts = []
             for place in range(number, 3 * len(found), len(found)):
@@ -70,14 +84,6 @@ def _parameters(work: Rewriting) -> set[Node]:
     return {node for node in found if node.op == "placeholder"}
 
 
-def _last(divisor: Divisor) -> Node:
-    """What is computed last of what the total follows from."""
-    if divisor.total is not None:
-        return divisor.total
-    labels: Any = divisor.value.args[0]
-    return labels.args[1]  # type: ignore[no-any-return]
-
-
 def _total(work: Rewriting, divisor: Divisor) -> Node:
     """The sum over this worker's batch."""
     if divisor.total is not None:
@@ -93,6 +99,24 @@ def _total(work: Rewriting, divisor: Divisor) -> Node:
             weights = add_call(graph, aten.index.Tensor, weight, [classes])
             counted = add_call(graph, aten.mul.Tensor, weights, counted)
         return add_call(graph, aten.sum.default, counted)
+
+
+def _factor(work: Rewriting, divisor: Divisor) -> Any:
+    """What multiplies the terms of a divisor, all of them together, at the graph's insertion
+    point."""
+    whole: Any = None
+    for factor in divisor.factors:
+        one: Any = factor.constant
+        for node in factor.times:
+            one = work.call(operator.mul, one, node)
+        for node in factor.over:
+            one = work.call(operator.truediv, one, node)
+        both = isinstance(one, Node) or isinstance(whole, Node)
+        if whole is None:
+            whole = one
+        else:
+            whole = work.call(operator.add, whole, one) if both else whole + one
+    return whole
 
 
 def _replace(work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -39,30 +40,39 @@ class BatchTotals:
         self._own = torch.zeros(0)
         self._weight = 0
         self._words = torch.zeros(_FIRST + _EACH * MOST, dtype=torch.float64, device=world.device)
-        self._fixed = self._words.clone()
-        """What is the same in every step."""
-        terms = len(spec.factors)
-        self._fixed[_COUNT], self._fixed[_SQUARE] = terms, terms**2
-        factors = self._words.new_tensor(spec.factors[:MOST])
-        each = self._by_term(self._fixed)
-        each[:, _FACTOR], each[:, _FACTOR_SQUARE] = factors, factors.square()
+        self._terms = len(spec.means)
         self._means = torch.tensor(spec.means, dtype=torch.bool, device=world.device)
 
-    def _by_term(self, words: torch.Tensor) -> torch.Tensor:
-        return words[_FIRST:].view(MOST, _EACH)[: len(self.spec.factors)]
+    def _by_term(self) -> torch.Tensor:
+        return self._words[_FIRST:].view(MOST, _EACH)[: self._terms]
 
-    def start(self, number: int, numbers: Sequence[torch.Tensor]) -> None:
+    def start(self, number: int, numbers: Sequence[torch.Tensor], factors: Sequence[Any]) -> None:
         """Send this worker's numbers."""
         if self._pending is not None:
             self._pending.wait()  # of a step that failed
         self._weight = self._control.weight
         self._own = torch.stack([one.detach().double() for one in numbers])
-        words = self._words.copy_(self._fixed)
-        words[_WEIGHT] = self._weight
+        words, terms = self._words.zero_(), self._terms
+        words[:_FIRST] = torch.tensor([self._weight, terms, terms**2], dtype=torch.float64)
+        each = self._by_term()
         if self._weight:  # a mean over no rows is no number
             sums = torch.where(self._means, self._own * self._weight, self._own)
-            self._by_term(words)[:, _TOTAL] = sums[:MOST]
+            each[:, _TOTAL] = sums[:MOST]
+        multiplied = self._as_numbers(factors[:MOST])
+        each[:, _FACTOR], each[:, _FACTOR_SQUARE] = multiplied, multiplied.square()
         self._pending = self._world.all_reduce(words, "batch totals", GROUP)
+
+    def _as_numbers(self, factors: Sequence[Any]) -> torch.Tensor:
+        found = [
+            one.detach().reshape(()).to(self._words) if isinstance(one, torch.Tensor) else None
+            for one in factors
+        ]
+        if all(one is None for one in found):
+            return self._words.new_tensor([float(one) for one in factors])
+        pairs = zip(found, factors, strict=True)
+        return torch.stack(
+            [self._words.new_tensor(float(f)) if one is None else one for one, f in pairs]
+        )
 
     def finish(self, number: int) -> list[torch.Tensor]:
         """Wait for those of all workers."""
@@ -73,7 +83,7 @@ class BatchTotals:
         if len(self._own) > MOST or self._weight == 0:  # then its gradients count nothing
             return self._alone()
         whole, count = words[_WEIGHT], words[_COUNT]
-        each = self._by_term(words)
+        each = self._by_term()
         factor = each[:, _FACTOR].square()
         differs = (each[:, _FACTOR_SQUARE] * workers - factor).abs() > _ROUNDING * factor
         differs |= words[_SQUARE] * workers != count * count
