@@ -26,6 +26,7 @@ from parallax.graph.entries import entries
 from parallax.graph.gradient_order import advance_gradients
 from parallax.graph.iterators import untouched_iterators
 from parallax.graph.layouts import copy_before_views
+from parallax.graph.leftovers import take_out
 from parallax.graph.losses import write_softmax_gradients_once
 from parallax.graph.made import positions
 from parallax.graph.operations import written_inputs
@@ -157,11 +158,13 @@ def _capture_once(
     snapshot = Snapshot(objects)
     recording = Recording()
     left = Collected()
+    tracked: list[Mapping[torch.Tensor, Any]] = []
 
     def program(*flat: Any) -> list[Any]:
         proxy_mode = get_proxy_mode()
         if proxy_mode is not None:
             env.attach(proxy_mode.tracer)
+            tracked.append(proxy_mode.tracer.tensor_tracker)
             _note_places(proxy_mode.tracer)
             _name_placeholders(proxy_mode.tracer.graph, inputs)
         items = flat[len(flat) - len(lifted) :]
@@ -208,6 +211,10 @@ def _capture_once(
     finally:
         undone = snapshot.restore(left.kept)
         draws.put_back()
+        for fake in (*fakes, *batch_fakes):
+            fake.grad = None
+        known = (*fakes, *number_fakes, *batch_fakes, *left.flat, *recording.tensors())
+        emptied = take_out([one for some in tracked for one in some], known)
     again = functools.partial(_capture_once, step, objects, args, kwargs, devices, varying, streams)
     if left.counted:
         more = free.with_counted(left.counted)
@@ -236,6 +243,11 @@ def _capture_once(
             + ", ".join(undone[:5])
             + (" and more" if len(undone) > 5 else "")
             + "; return what you need from the step and count outside of it"
+        )
+    if emptied:
+        recording.notes.append(
+            "the step keeps tensors where parallax does not look, which are None after it: "
+            f"{', '.join(emptied[:5])}; keep them in an object of your own, or return them"
         )
     if draws.told:
         recording.notes.append(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 
 @dataclass
@@ -22,3 +23,8 @@ class Recording:
     left: dict[str, torch.Tensor] = field(default_factory=dict)
     """By variable, the gradient of an earlier call that it was given, to see who reads it."""
     notes: list[str] = field(default_factory=list)
+
+    def tensors(self) -> list[Any]:
+        """All tensors that are kept here."""
+        given = [(args, kwargs) for _, _, args, kwargs in self.calls]
+        return [*self.left.values(), *pytree.tree_leaves(given)]
