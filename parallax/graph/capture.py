@@ -136,7 +136,8 @@ def _capture_once(
     env = ScalarEnv(real_values)
     mode = fake_mode(env)
     fakes = [fake_like(mode, leaf.value, _device(leaf, devices)) for leaf in tensors]
-    real_values.update((_batch_name(i), batch[i]) for i in python)
+    real_values.update((_batch_name(i), batch[i]) for i in lifted)
+    env.of_batch.update(_batch_name(i) for i in lifted if i not in python)
     # While they are swapped, it is the stand-ins that hold the real values.
     real_values.update((leaf.name, fake) for leaf, fake in zip(tensors, fakes, strict=True))
     scalars = [leaf.value for leaf in numbers] + [site.value for site in free.outside]
@@ -347,8 +348,7 @@ def _note_places(tracer: Any) -> None:
 def _name_placeholders(graph: torch.fx.Graph, inputs: Sequence[GraphInput]) -> None:
     nodes = [node for node in graph.nodes if node.op == "placeholder"]
     for node, item in zip(nodes, inputs, strict=True):
-        if item.kind != "batch" or item.number:
-            node.meta["leaf"] = item.name
+        node.meta["given" if item.kind == "batch" and not item.number else "leaf"] = item.name
 
 
 def _batch_name(index: int) -> str:
@@ -364,6 +364,7 @@ def _guards(env: ScalarEnv, inputs: Sequence[GraphInput]) -> tuple[ScalarGuard, 
             one.program,
             {name: places.get(name) for name in one.names},
             one.value,
+            not env.of_batch.isdisjoint(one.names),
         )
         for one in env.pending
     )

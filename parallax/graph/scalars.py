@@ -1,9 +1,12 @@
 """Numbers that are symbols while the step is captured: learning rates, step counters, floats that
 are passed with the batch, and whole numbers in it that differ from call to call.
 
-Python code may branch on them (``if rho_t > 5``, ``if weight > 0``). The branch is decided with the
-number's value at capture and kept as a guard; when a later step decides otherwise, the step is
-captured again. A branch on anything that comes from the batch's tensors is refused.
+Python code may branch on them (``if rho_t > 5``, ``if weight > 0``), and on what follows from the
+batch alone (``if mask.all()``). The branch is decided with the value at capture and kept as a
+guard; when a later step decides otherwise, the step is captured again. Sizes of selections by a
+mask that follows from the batch are compared in the same way. A branch on parameters or on random
+numbers is refused, and so is a number of the batch that Python wants for itself
+(``range(length.max())``), which would have a graph for each value.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from typing import Any, NamedTuple
 import torch
 
 from parallax.errors import DataDependentError
-from parallax.graph.operations import is_random
+from parallax.graph.aliases import writes_to
+from parallax.graph.operations import is_random, is_write
 from parallax.graph.replaced import replaced
 from parallax.graph.torch_internals import (
     GuardOnDataDependentSymNode,
@@ -29,6 +33,8 @@ from parallax.graph.torch_internals import (
     outside_tracing,
 )
 from parallax.graph.user_code import is_internal, user_line
+
+aten: Any = torch.ops.aten
 
 
 def _emptiness(expression: Any) -> Any:
@@ -45,6 +51,11 @@ def _emptiness(expression: Any) -> Any:
     return sympy.false if isinstance(expression, sympy.Eq) else sympy.true
 
 
+def _is_mask(node: Any) -> bool:
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
+
+
 @dataclass(frozen=True)
 class ScalarGuard:
     """``expression`` over numbers that ``program`` computes must stay ``expected``."""
@@ -53,9 +64,11 @@ class ScalarGuard:
     symbols: tuple[Any, ...]
     program: torch.fx.GraphModule
     inputs: Mapping[str, int | None]
-    """The program's placeholders in order: 0-dim tensors and numbers of the state, and numbers of
-    the batch with their place among its items."""
+    """The program's placeholders in order: 0-dim tensors and numbers of the state, and items of the
+    batch with their place among these."""
     expected: Any
+    of_batch: bool = False
+    """It follows from tensors of the batch."""
 
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Whether the branch is decided as at capture, for these values."""
@@ -65,15 +78,19 @@ class ScalarGuard:
 
 
 def run_program(program: torch.fx.GraphModule, arguments: list[Any]) -> tuple[Any, ...]:
-    """The numbers a slice computes; tensors are copied since counters are counted in place."""
+    """The numbers a slice computes; tensors are copied where they are counted in place."""
     with outside_tracing(), torch.no_grad():
-        copies = [_as_counter(a) for a in arguments]
+        changes = program.meta[_CHANGES]
+        copies = [_as_counter(argument, changes) for argument in arguments]
         return tuple(program.forward(*copies))
 
 
-def _as_counter(value: Any) -> torch.Tensor:
+_CHANGES = "changes its inputs"
+
+
+def _as_counter(value: Any, is_changed: bool) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
-        return value.detach().clone()
+        return value.detach().clone() if is_changed else value.detach()
     return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
 
 
@@ -94,7 +111,9 @@ class ScalarEnv(ShapeEnv):
     def __init__(self, values: Mapping[str, Any]) -> None:
         super().__init__(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         self.values = values
-        """The state at capture and the batch's numbers, by the inputs' names."""
+        """The state at capture and the batch, by the inputs' names."""
+        self.of_batch: set[str] = set()
+        """Of them, the batch's tensors."""
         self._tracer: Any = None
         self._decided: dict[Any, Any] = {}
         self.pending: list[Pending] = []
@@ -119,18 +138,21 @@ class ScalarEnv(ShapeEnv):
             emptiness = _emptiness(orig_expr)
             if emptiness is not None and all(self.is_size(s) for s in symbols):
                 return emptiness
-            nodes = tuple(self._node_of(symbol) for symbol in symbols)
-            if self._tracer is None or any(node is None for node in nodes):
+            found = [self._selection_of(symbol) or self._node_of(symbol) for symbol in symbols]
+            nodes = tuple(node for node in found if node is not None)
+            if self._tracer is None or len(nodes) < len(symbols):
                 raise self._refusal(orig_expr) from error
-            found: tuple[torch.fx.Node, ...] = tuple(n for n in nodes if n is not None)
-            sliced = slice_program(found, self.values, self._tracer.root)
-            if sliced is None:
+            sliced = slice_program(nodes, self.values, self._tracer.root)
+            # A number for its own sake (int(x), range(x)) would have a graph for each value.
+            of_batch = sliced is not None and not self.of_batch.isdisjoint(sliced[1])
+            if sliced is None or (of_batch and not _is_condition(orig_expr)):
                 raise self._refusal(orig_expr) from error
             program, names = sliced
             results = run_program(program, [self.values[name] for name in names])
             value = evaluate(orig_expr, dict(zip(symbols, results, strict=True)))
             self._decided[orig_expr] = value
-            self.pending.append(Pending(orig_expr, symbols, program, names, value))
+            if names:
+                self.pending.append(Pending(orig_expr, symbols, program, names, value))
             return value
 
     def is_size(self, symbol: Any) -> bool:
@@ -145,6 +167,23 @@ class ScalarEnv(ShapeEnv):
             "or tensor.item() instead of float(tensor); move decisions outside the step.",
             where=user_line(),
         )
+
+    def _selection_of(self, symbol: Any) -> torch.fx.Node | None:
+        """What chooses the elements that a size is the number of."""
+        if self._tracer is None or not self.is_size(symbol):
+            return None
+        for node in self._tracer.graph.nodes:
+            value = node.meta.get("val")
+            shape: Any = value.shape if isinstance(value, torch.Tensor) else ()
+            if not any(isinstance(n, torch.SymInt) and n.node.expr == symbol for n in shape):
+                continue
+            masks = [node.args[0]] if node.target is aten.nonzero.default else []
+            if node.target is aten.masked_select.default:
+                masks = [node.args[1]]
+            elif node.target is aten.index.Tensor:
+                masks = [one for one in node.args[1] if _is_mask(one)]
+            return masks[0] if len(masks) == 1 else None
+        return None
 
     def _node_of(self, symbol: Any) -> torch.fx.Node | None:
         import sympy
@@ -162,11 +201,20 @@ class ScalarEnv(ShapeEnv):
         return None
 
 
+def _is_condition(expression: Any) -> bool:
+    import sympy
+
+    kinds = (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction)
+    return isinstance(expression, kinds)
+
+
 def slice_program(
     nodes: tuple[torch.fx.Node, ...], values: Mapping[str, Any], root: Any
 ) -> tuple[torch.fx.GraphModule, tuple[str, ...]] | None:
-    """The part of a graph that computes ``nodes``, or None if more enters it than known numbers."""
+    """The part of a graph that computes ``nodes``, or None if more enters it than known numbers and
+    the batch. Of nodes that are tensors, it counts the elements that are not zero."""
     order = {node: index for index, node in enumerate(nodes[0].graph.nodes)}
+    last = max(order[node] for node in nodes)
     needed: set[torch.fx.Node] = set()
     queue = list(nodes)
     while queue:
@@ -175,13 +223,13 @@ def slice_program(
             continue
         needed.add(node)
         if node.op == "placeholder":
-            value = values.get(node.meta.get("leaf", ""))
-            if value is None or (isinstance(value, torch.Tensor) and not _is_number(value)):
+            value = values.get(_name_of(node))
+            if value is None or not (_is_number(value) or "given" in node.meta):
                 return None
-            # A counter is counted in place: its earlier writes belong to the slice.
-            queue += [u for u in node.users if _writes(u, node) and _precedes(u, nodes, order)]
         elif node.op not in ("call_function", "get_attr") or is_random(node):
             return None
+        # A counter is counted in place: what was written earlier belongs to the slice.
+        queue += [user for user in writes_to(node) if order[user] < last]
         queue += node.all_input_nodes
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -189,28 +237,32 @@ def slice_program(
     for node in sorted(needed, key=order.__getitem__):
         copies[node] = graph.node_copy(node, lambda n: copies[n])
         if node.op == "placeholder":
-            names.append(node.meta["leaf"])
-    graph.output(tuple(copies[node] for node in nodes))
+            names.append(_name_of(node))
+    graph.output(tuple(_number(graph, node, copies[node]) for node in nodes))
     fixed = {str(n.target): getattr(root, str(n.target)) for n in needed if n.op == "get_attr"}
-    return torch.fx.GraphModule(fixed, graph), tuple(names)
+    program = torch.fx.GraphModule(fixed, graph)
+    program.meta[_CHANGES] = any(map(is_write, needed))
+    return program, tuple(names)
 
 
-def _is_number(value: torch.Tensor) -> bool:
-    """Whether a tensor of the state is a number: of no dimension, or a whole one in a list (the
-    pointer of a queue)."""
+def _name_of(node: torch.fx.Node) -> str:
+    """The input that a placeholder stands for."""
+    return str(node.meta.get("leaf") or node.meta.get("given") or "")
+
+
+def _number(graph: torch.fx.Graph, node: torch.fx.Node, copy: torch.fx.Node) -> torch.fx.Node:
+    if not isinstance(node.meta["val"], torch.Tensor):
+        return copy
+    count = graph.call_function(torch.ops.aten.count_nonzero.default, (copy,))
+    return graph.call_function(torch.ops.aten._local_scalar_dense.default, (count,))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a number, or a tensor of the state is: of no dimension, or a whole one in a
+    list (the pointer of a queue)."""
+    if not isinstance(value, torch.Tensor):
+        return True
     return value.dim() == 0 or (value.numel() == 1 and not value.is_floating_point())
-
-
-def _writes(user: torch.fx.Node, node: torch.fx.Node) -> bool:
-    schema = getattr(user.target, "_schema", None)
-    mutable = schema is not None and bool(schema.is_mutable)
-    return mutable and bool(user.args) and user.args[0] is node
-
-
-def _precedes(
-    user: torch.fx.Node, nodes: tuple[torch.fx.Node, ...], order: dict[torch.fx.Node, int]
-) -> bool:
-    return order[user] < max(order[node] for node in nodes)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
@@ -271,9 +272,14 @@ def without_dynamo() -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside_tracing() -> Iterator[None]:
-    """Compute real values while a trace is under way."""
-    with _disable_current_modes():
-        yield
+    """Compute real values while a trace is under way, in the midst of an operation's shapes too."""
+    in_shapes = torch._C._meta_in_tls_dispatch_include()
+    torch._C._set_meta_in_tls_dispatch_include(False)
+    try:
+        with _disable_current_modes(), no_python_dispatcher():
+            yield
+    finally:
+        torch._C._set_meta_in_tls_dispatch_include(in_shapes)
 
 
 def evaluate(expression: Any, values: dict[Any, float | int]) -> Any:

@@ -160,10 +160,11 @@ class Runner:
         program, signature, flat = self._program(batch, named)
         self._course.settle(program)
         moving = self._choice.is_searching
-        self._control.begin(self._course.begin(program, signature, flat, self._steps, moving))
-        if self._profiler is not None:
-            self._profiler.before()
+        step = self._course.begin(program, signature, flat, self._steps, moving)
         try:
+            self._control.begin(step, program.decides_by_batch)
+            if self._profiler is not None:
+                self._profiler.before()
             result = program.run(flat)
             self._course.end(program)
         except BaseException:

@@ -1,0 +1,132 @@
+"""Steps whose Python decides by the values of a batch, run alone or on workers: for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from parallax.config import Config
+from parallax.errors import ParallaxError
+from parallax.graph.discovery import discover
+from parallax.runtime.comm.world import World
+from parallax.runtime.runner import Runner
+
+ROWS, WIDTH, LABELS = 6, 4, 5
+Loss = Callable[["Net", torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Net(nn.Module):
+    """Two ways to score rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, LABELS)
+        self.second = nn.Linear(WIDTH, LABELS)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.first(x) + self.second(x)
+
+
+def _either(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    scores = net(x)
+    return F.cross_entropy(scores, y) if (y > 2).any() else scores.square().mean()
+
+
+def _checked(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    if not (y >= 0).all() or y.max() >= LABELS:
+        raise ValueError("no such label")
+    return F.cross_entropy(net(x), y)
+
+
+def _changed(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    kept = y.clone()
+    kept[:2] = 0
+    kept.view(-1)[2] = 1
+    return net(x)[kept > 0].sum() if (kept > 2).any() else net(x).square().mean()
+
+
+def _selected(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(net(x)[y > 0], x[y > 0].repeat(1, 2)[:, :LABELS])
+
+
+def _pairs(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As SimCLR has it: all pairs but those with oneself."""
+    scores = net(x)
+    others = ~torch.eye(len(x), dtype=torch.bool)
+    alike = (scores @ scores.t())[others].view(len(x), -1)
+    return alike.logsumexp(1).mean()
+
+
+def _in_shapes(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    scores = net(x)
+    both = torch.cat([scores, scores[y >= 0]])
+    return F.cross_entropy(both, torch.cat([y, y[y >= 0]]))
+
+
+def _one_way(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(net.first(x) if y[0] > 2 else net(x), y)
+
+
+LOSSES: dict[str, Loss] = {
+    "either": _either,
+    "checked": _checked,
+    "changed": _changed,
+    "selected": _selected,
+    "pairs": _pairs,
+    "in shapes": _in_shapes,
+    "one way": _one_way,
+}
+
+
+def labels(*ranges: tuple[int, int]) -> list[torch.Tensor]:
+    """By batch, labels between two numbers."""
+    made = torch.Generator().manual_seed(2)
+    return [torch.randint(low, high, (ROWS,), generator=made) for low, high in ranges]
+
+
+def train(
+    world: World, name: str, given: list[list[torch.Tensor]], strategy: str = "HYBRID"
+) -> tuple[float, int] | str:
+    """How far parameters are from those of one device that averages over workers' batches, and how
+    often the step was captured; or what was refused.
+
+    Args:
+        given: by step and worker, the labels.
+    """
+    torch.manual_seed(1)
+    data = [[(torch.randn(ROWS, WIDTH).double(), y) for y in each] for each in given]
+    loss = LOSSES[name]
+    net = Net().double()
+    start = {key: value.clone() for key, value in net.state_dict().items()}
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    for parts in data:
+        optimizer.zero_grad()
+        for x, y in parts:
+            (loss(net, x, y) / len(parts)).backward()
+        optimizer.step()
+    expected = {key: value.clone() for key, value in net.state_dict().items()}
+    net.load_state_dict(start)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(net, x, y)
+        value.backward()
+        optimizer.step()
+        return value
+
+    config = Config(workers=1, strategy=strategy, weigh_batches=False)
+    runner = Runner(step, discover(step), config, world)
+    try:
+        for parts in data:
+            runner.run(*parts[world.rank])
+    except ParallaxError as error:
+        return f"{type(error).__name__}: {error}"
+    (model,) = runner._objects.models
+    found: dict[str, Any] = runner.state_dict()[model]
+    far = max(float((expected[key] - found[key]).abs().max()) for key in expected)
+    return far, runner._captures

@@ -1,0 +1,104 @@
+"""What the step's Python decides by the values of a batch is decided for every batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import branches
+import pytest
+import torch
+from pool import Pool
+
+from parallax.config import Config
+from parallax.errors import CaptureError, DataDependentError
+from parallax.graph.discovery import discover
+from parallax.runtime.comm.world import single
+from parallax.runtime.runner import Runner
+
+CPU = torch.device("cpu")
+RANGES = [(3, 5), (0, 3), (3, 5), (0, 3), (0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "captures"),
+    [("either", 2), ("checked", 1), ("changed", 2), ("pairs", 1), ("in shapes", 1)],
+)
+def test_both_ways_are_captured_once(name: str, captures: int) -> None:
+    found = branches.train(single(CPU), name, [[y] for y in branches.labels(*RANGES)])
+    assert not isinstance(found, str), found
+    assert found[0] < 1e-12
+    assert found[1] == captures
+
+
+def test_two_selections_by_one_mask_have_one_size() -> None:
+    ranges = [(1, 3), (0, 5), (0, 2), (0, 5)]
+    found = branches.train(single(CPU), "selected", [[y] for y in branches.labels(*ranges)])
+    assert not isinstance(found, str), found
+    assert found == (pytest.approx(0, abs=1e-12), 1)
+
+
+@pytest.mark.parametrize("strategy", ["HYBRID", "PS"])
+def test_workers_may_decide_otherwise(pool: Pool, strategy: str) -> None:
+    low, high = branches.labels((0, 3), (3, 5))
+    given = [[low, high], [high, high], [high, low], [low, low]]
+    for found in pool.run(2, branches.train, "either", given, strategy):
+        assert not isinstance(found, str), found
+        assert found[0] < 1e-12
+        assert found[1] == 2
+
+
+@pytest.mark.parametrize("strategy", ["HYBRID", "PS"])
+def test_what_workers_decide_must_have_the_same_gradients(pool: Pool, strategy: str) -> None:
+    low, high = branches.labels((0, 3), (3, 5))
+    given = [[low, low], [low, high]]
+    for worker, found in enumerate(pool.run(2, branches.train, "one way", given, strategy)):
+        assert isinstance(found, str)
+        assert found.startswith(f"DisagreementError: Worker {worker} and worker {1 - worker} are")
+        assert "Python decides by values of the batch" in found
+        assert "Nothing was updated" in found
+
+
+def _runner(loss: Any) -> Runner:
+    torch.manual_seed(0)
+    net = branches.Net().double()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        value: torch.Tensor = loss(net, x, y)
+        value.backward()
+        optimizer.step()
+        return value
+
+    return Runner(step, discover(step), Config(workers=1), single(CPU))
+
+
+def test_a_check_that_fails_raises_and_leaves_all_as_it_was() -> None:
+    x = torch.randn(branches.ROWS, branches.WIDTH).double()
+    good, bad = branches.labels((0, 5), (5, 6))
+    runner = _runner(branches.LOSSES["checked"])
+    runner.run(x, good)
+    before = {name: value.clone() for name, value in runner.state_dict()["net"].items()}
+    with pytest.raises(CaptureError, match=r"ValueError: no such label(.|\n)*branches\.py"):
+        runner.run(x, bad)
+    after = runner.state_dict()["net"]
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    runner.run(x, good)
+    assert runner._captures == 1
+
+
+REFUSED = {
+    "a number": lambda net, x, y: net(x)[: int(y.max())].square().mean(),
+    "as many times": lambda net, x, y: sum(net(x).square().mean() for _ in range(y.sum().item())),
+    "of parameters": lambda net, x, y: net(x).mean() if (net(x) > 0).any() else net(x).sum(),
+    "by chance": lambda net, x, y: net(x).mean() if torch.rand(()) < 0.5 else net(x).sum(),
+    "of both": lambda net, x, y: net(x).mean() if net(x).sum() > y.sum() else net(x).sum(),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name: str) -> None:
+    with pytest.raises(DataDependentError, match="depends on the values of tensors"):
+        _runner(REFUSED[name]).run(
+            torch.randn(branches.ROWS, branches.WIDTH).double(), branches.labels((1, 5))[0]
+        )
