@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 from parallax.errors import DataDependentError
-from parallax.graph.aliases import writes_to
-from parallax.graph.operations import is_random, is_write
+from parallax.graph.operations import is_random, is_view, is_write, written_inputs
 from parallax.graph.replaced import replaced
 from parallax.graph.torch_internals import (
     GuardOnDataDependentSymNode,
@@ -229,7 +228,7 @@ def slice_program(
         elif node.op not in ("call_function", "get_attr") or is_random(node):
             return None
         # A counter is counted in place: what was written earlier belongs to the slice.
-        queue += [user for user in writes_to(node) if order[user] < last]
+        queue += [user for user in _writes(node) if order[user] < last]
         queue += node.all_input_nodes
     graph = torch.fx.Graph()
     copies: dict[torch.fx.Node, torch.fx.Node] = {}
@@ -243,6 +242,19 @@ def slice_program(
     program = torch.fx.GraphModule(fixed, graph)
     program.meta[_CHANGES] = any(map(is_write, needed))
     return program, tuple(names)
+
+
+def _writes(node: torch.fx.Node) -> Iterator[torch.fx.Node]:
+    """What changes a tensor, or a view of it, in place."""
+    aliases = [node]
+    for alias in aliases:
+        for user in alias.users:
+            if not isinstance(user.target, torch._ops.OpOverload):
+                continue
+            if alias in written_inputs(user):
+                yield user
+            if user.args[:1] == (alias,) and is_view(user):
+                aliases.append(user)
 
 
 def _name_of(node: torch.fx.Node) -> str:
