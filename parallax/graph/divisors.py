@@ -8,7 +8,7 @@ has to be the one of all their batches for the loss to be that of one device.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,12 +17,15 @@ from torch.fx import Node
 
 from parallax.graph.loss_terms import REDUCTIONS, SUM, Factor, backward_passes, terms
 from parallax.graph.operations import is_random, is_view
+from parallax.graph.scalars import run_program, slice_program
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
 aten: Any = torch.ops.aten
 
 _MEAN = 1  # torch's number for reduction="mean"
+_LEFT_OUT = -100
+"""The label that losses leave out unless they are told another one."""
 _NLL = {
     aten.nll_loss_forward.default: aten.nll_loss_backward.default,
     aten.nll_loss2d_forward.default: aten.nll_loss2d_backward.default,
@@ -106,6 +109,61 @@ def divisors(step: StepGraph, parameters: Collection[Node]) -> list[Divisor]:
                 after.setdefault(divisor.value, set()).update(gradients)
     leading = _leading_to_marks(step)
     return [one for one in found.values() if _find_uses(one, after[one.value] & leading)]
+
+
+def leaves_out_labels(step: StepGraph, batch: Sequence[Any]) -> bool:
+    """Whether a loss leaves out labels of a batch by what PyTorch leaves out if nothing is said.
+
+    Args:
+        step: as it was captured.
+        batch: flat; what it was captured for.
+    """
+    values = {item.name: batch[item.index] for item in step.inputs if item.kind == "batch"}
+    for node in step.graph.nodes:
+        if node.target not in _NLL or not _is_default(node):
+            continue
+        labels: Any = node.args[1]
+        sliced = slice_program((labels,), values, step.graph_module, counts=False)
+        if sliced is None:
+            return True
+        program, names = sliced
+        (found,) = run_program(program, [values[name] for name in names])
+        if bool((found == _LEFT_OUT).any()):
+            return True
+    return False
+
+
+def is_plain(divisor: Divisor) -> bool:
+    """Whether it counts labels that are no selection, and of which none is left out but those of
+    PyTorch's default."""
+    loss: Any = divisor.value.args[0]
+    return divisor.total is None and _is_default(loss) and not _is_selected(loss.args[1])
+
+
+def _is_selected(labels: Node) -> bool:
+    """Whether a mask selects them. By what computes them, not by their sizes, which are numbers
+    where a batch is empty."""
+    seen: set[Node] = set()
+    queue = [labels]
+    while queue:
+        node = queue.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node.target in (aten.masked_select.default, aten.nonzero.default):
+            return True
+        if node.target is aten.index.Tensor:
+            indices: Any = node.args[1]
+            values = [one.meta["val"] for one in indices if isinstance(one, Node)]
+            if any(value.dtype in (torch.bool, torch.uint8) for value in values):
+                return True
+        queue += node.all_input_nodes
+    return False
+
+
+def _is_default(loss: Any) -> bool:
+    _, _, weight, reduction, ignored = loss.args
+    return weight is None and reduction == _MEAN and ignored == _LEFT_OUT
 
 
 def _find_uses(divisor: Divisor, gradients: set[Node]) -> bool:

@@ -208,10 +208,17 @@ def _is_condition(expression: Any) -> bool:
 
 
 def slice_program(
-    nodes: tuple[torch.fx.Node, ...], values: Mapping[str, Any], root: Any
+    nodes: tuple[torch.fx.Node, ...], values: Mapping[str, Any], root: Any, counts: bool = True
 ) -> tuple[torch.fx.GraphModule, tuple[str, ...]] | None:
     """The part of a graph that computes ``nodes``, or None if more enters it than known numbers and
-    the batch. Of nodes that are tensors, it counts the elements that are not zero."""
+    the batch.
+
+    Args:
+        nodes: numbers, or tensors.
+        values: what is known, by the inputs' names.
+        root: has the graph's constants.
+        counts: of tensors, give how many elements are not zero.
+    """
     order = {node: index for index, node in enumerate(nodes[0].graph.nodes)}
     last = max(order[node] for node in nodes)
     needed: set[torch.fx.Node] = set()
@@ -237,7 +244,8 @@ def slice_program(
         copies[node] = graph.node_copy(node, lambda n: copies[n])
         if node.op == "placeholder":
             names.append(_name_of(node))
-    graph.output(tuple(_number(graph, node, copies[node]) for node in nodes))
+    found = [_number(graph, n, copies[n]) if counts else copies[n] for n in nodes]
+    graph.output(tuple(found))
     fixed = {str(n.target): getattr(root, str(n.target)) for n in needed if n.op == "get_attr"}
     program = torch.fx.GraphModule(fixed, graph)
     program.meta[_CHANGES] = any(map(is_write, needed))

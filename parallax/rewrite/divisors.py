@@ -8,6 +8,7 @@ the step returns are those of the worker's own batch.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Mapping
 from typing import Any
@@ -16,21 +17,33 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.aliases import memory_of
-from parallax.graph.divisors import Divisor, divisors
+from parallax.graph.divisors import Divisor, divisors, is_plain
 from parallax.graph.operations import add_call, written_inputs
 from parallax.ops.resources import finish, start
 from parallax.ops.totals import TotalsSpec
-from parallax.rewrite.context import Rewriting
+from parallax.rewrite.context import Pass, Rewriting
 from parallax.rewrite.early import known_early
 
 aten: Any = torch.ops.aten
 
 
-def divide_by_all(work: Rewriting) -> None:
-    """The pass; gradients are means over workers, weighted by what batches count."""
+def dividing_by_all(leaves_out: bool) -> Pass:
+    """The pass; gradients are means over workers, weighted by what batches count.
+
+    Args:
+        leaves_out: batches have labels that losses leave out by default.
+    """
+    return functools.partial(_divide_by_all, leaves_out)
+
+
+def _divide_by_all(leaves_out: bool, work: Rewriting) -> None:
     if work.workers == 1:
         return
-    found = {one: _total(work, one) for one in divisors(work.step, _parameters(work))}
+    found = {
+        one: _total(work, one)
+        for one in divisors(work.step, _parameters(work))
+        if leaves_out or not is_plain(one)
+    }
     while found:
         order = work.order()
         earliest = min((use for one in found for use in one.uses), key=order.__getitem__)

@@ -51,6 +51,7 @@ from parallax.runtime.start import (
     agree_on_tensors,
     as_one_batch,
     draw_alike,
+    leave_out_labels,
     measure_access,
     one_batch_norm,
     seed_worker,
@@ -103,6 +104,7 @@ class Runner:
         self._profiler: Profiler | None = None
         self._compiler = Compiler(config.compile, world)
         self._weighing = Weighing(config.weigh_batches)
+        self._leaves_out = False
         self._course = Course(world, self._programs, self._signatures, self._weighing)
         self._steps = 0
         self._captures = 0
@@ -284,7 +286,7 @@ class Runner:
         """This worker's graph by the strategy, which the first graph decides."""
         strategy = self._choice.decide(analysis)
         network, speed, variables = self._choice.network, self._choice.speed, analysis.variables
-        first = as_one_batch(self._objects, self._config)
+        first = as_one_batch(self._objects, self._config, self._leaves_out)
         # Of the captured step, which rewriting uses up.
         alone = computation_alone(analysis.step, variables) if network and speed else None
         rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers, first)
@@ -335,6 +337,7 @@ class Runner:
         if first:
             flat = pytree.tree_leaves((batch, dict(named)))
             measure_access(self._world, analysis, flat, self._state.leaves)
+            self._leaves_out = leave_out_labels(self._world, step, flat)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
         return description, analysis
 

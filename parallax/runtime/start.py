@@ -26,12 +26,14 @@ from parallax.errors import BatchError, DisagreementError
 from parallax.graph.access import measure
 from parallax.graph.checks import batch_norms
 from parallax.graph.discovery import StepObjects
+from parallax.graph.divisors import leaves_out_labels
 from parallax.graph.draws import Streams
 from parallax.graph.state import Leaf
+from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Analysis
 from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import Pass
-from parallax.rewrite.divisors import divide_by_all
+from parallax.rewrite.divisors import dividing_by_all
 from parallax.runtime.comm.world import World
 from parallax.runtime.state.deferral import common_seeds
 
@@ -127,12 +129,31 @@ def one_batch_norm(objects: StepObjects, config: Config) -> bool:
     return config.sync_batch_norm or bool(batch_norms(objects, SyncBatchNorm))
 
 
-def as_one_batch(objects: StepObjects, config: Config) -> list[Pass]:
-    """Passes by which what follows from a whole batch follows from those of all workers."""
+def as_one_batch(objects: StepObjects, config: Config, leaves_out: bool) -> list[Pass]:
+    """Passes by which what follows from a whole batch follows from those of all workers.
+
+    Args:
+        objects: of the step.
+        config: of the run.
+        leaves_out: see :func:`leave_out_labels`.
+    """
     found = [over_all_workers(config.average_dense)] if one_batch_norm(objects, config) else []
     if config.average_dense and config.average_sparse and config.weigh_batches:
-        found.append(divide_by_all)
+        found.append(dividing_by_all(leaves_out))
     return found
+
+
+def leave_out_labels(world: World, step: StepGraph, flat: Sequence[Any]) -> bool:
+    """Whether losses leave out labels by default in the first batch of any worker. If in none, a
+    message in each step would tell nothing.
+
+    Args:
+        world: this worker and the others.
+        step: as it was captured.
+        flat: this worker's first batch.
+    """
+    told = world.texts("labels left out", str(leaves_out_labels(step, flat)))
+    return str(True) in told
 
 
 def warn_of_batch_norms(objects: StepObjects) -> None:
