@@ -31,6 +31,7 @@ MASKS: dict[str, Mask] = {
     "list": caching.in_a_list,
     "attribute": lambda size: MAKER(size),
     "class": caching.Maker.of_all,
+    "property": lambda size: MAKER.large[:size, :size],
 }
 
 

@@ -70,7 +70,10 @@ def _forget(owner: Any, attributes: Mapping[Any, Any], found: set[int]) -> list[
         return []
     keys = _keys(attributes, found)
     for key in keys:
-        setattr(owner, key, None)
+        if owner is not kind and hasattr(kind, key):
+            delattr(owner, key)  # a cached property, or one whose first value the class has
+        else:
+            setattr(owner, key, None)
     return [f"{kind.__qualname__}.{key}" for key in keys]
 
 
