@@ -8,16 +8,16 @@ has to be the one of all their batches for the loss to be that of one device.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from parallax.graph.loss_terms import REDUCTIONS, SUM, Factor, backward_passes, terms
+from parallax.graph.loss_terms import REDUCTIONS, SUM, Factor, backward_passes, from_batch, terms
 from parallax.graph.operations import is_random, is_view
-from parallax.graph.scalars import run_program, slice_program
+from parallax.graph.scalars import masks_of, run_program, slice_program
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -107,7 +107,7 @@ def divisors(step: StepGraph, parameters: Collection[Node]) -> list[Divisor]:
                 known.factors += [factor * own for own in divisor.factors]
                 known.terms.append(term)
                 after.setdefault(divisor.value, set()).update(gradients)
-    leading = _leading_to_marks(step)
+    leading = _ancestors(node for node in step.graph.nodes if node.target is marks.GRADIENT)
     return [one for one in found.values() if _find_uses(one, after[one.value] & leading)]
 
 
@@ -143,22 +143,7 @@ def is_plain(divisor: Divisor) -> bool:
 def _is_selected(labels: Node) -> bool:
     """Whether a mask selects them. By what computes them, not by their sizes, which are numbers
     where a batch is empty."""
-    seen: set[Node] = set()
-    queue = [labels]
-    while queue:
-        node = queue.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node.target in (aten.masked_select.default, aten.nonzero.default):
-            return True
-        if node.target is aten.index.Tensor:
-            indices: Any = node.args[1]
-            values = [one.meta["val"] for one in indices if isinstance(one, Node)]
-            if any(value.dtype in (torch.bool, torch.uint8) for value in values):
-                return True
-        queue += node.all_input_nodes
-    return False
+    return any(masks_of(node) for node in _ancestors([labels]))
 
 
 def _is_default(loss: Any) -> bool:
@@ -188,14 +173,10 @@ def _find_uses(divisor: Divisor, gradients: set[Node]) -> bool:
 
 class _Search:
     def __init__(self, step: StepGraph, parameters: Collection[Node]) -> None:
-        inputs = zip(step.own_placeholders(), step.inputs, strict=True)
-        self._batch = {node for node, item in inputs if item.kind == "batch"}
+        self._batch = from_batch(step)
         self._other = set(parameters)
         for node in step.graph.nodes:
-            sources = node.all_input_nodes
-            if any(source in self._batch for source in sources):
-                self._batch.add(node)
-            if is_random(node) or any(source in self._other for source in sources):
+            if is_random(node) or any(one in self._other for one in node.all_input_nodes):
                 self._other.add(node)
 
     def is_factor(self, factor: float | Node) -> bool:
@@ -345,13 +326,13 @@ def _following(seed: Node) -> set[Node]:
     return found
 
 
-def _leading_to_marks(step: StepGraph) -> set[Node]:
-    """What gradients of variables follow from."""
+def _ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """What nodes follow from, with themselves."""
     found: set[Node] = set()
-    queue = [node for node in step.graph.nodes if node.target is marks.GRADIENT]
+    queue = list(nodes)
     while queue:
-        for source in queue.pop().all_input_nodes:
-            if source not in found:
-                found.add(source)
-                queue.append(source)
+        node = queue.pop()
+        if node not in found:
+            found.add(node)
+            queue += node.all_input_nodes
     return found

@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from parallax.graph.operations import is_view
+from parallax.graph.step_graph import StepGraph
 
 aten: Any = torch.ops.aten
 
@@ -55,6 +56,16 @@ class Factor:
         return Factor(
             self.constant * other.constant, self.times + other.times, self.over + other.over
         )
+
+
+def from_batch(step: StepGraph) -> set[Node]:
+    """What is computed from the batch."""
+    inputs = zip(step.own_placeholders(), step.inputs, strict=True)
+    found = {node for node, item in inputs if item.kind == "batch"}
+    for node in step.graph.nodes:
+        if any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def backward_passes(graph: Graph) -> Iterator[tuple[Node, Node]]:

@@ -50,9 +50,20 @@ def _emptiness(expression: Any) -> Any:
     return sympy.false if isinstance(expression, sympy.Eq) else sympy.true
 
 
-def _is_mask(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    return isinstance(value, torch.Tensor) and value.dtype in (torch.bool, torch.uint8)
+def masks_of(node: torch.fx.Node) -> list[torch.fx.Node]:
+    """What chooses the elements that a node selects; nothing if it does not select by masks."""
+    arguments: Any = node.args
+    if node.target is aten.nonzero.default:
+        return [arguments[0]]
+    if node.target is aten.masked_select.default:
+        return [arguments[1]]
+    if node.target is not aten.index.Tensor:
+        return []
+    return [
+        one
+        for one in arguments[1]
+        if isinstance(one, torch.fx.Node) and one.meta["val"].dtype in (torch.bool, torch.uint8)
+    ]
 
 
 @dataclass(frozen=True)
@@ -176,11 +187,7 @@ class ScalarEnv(ShapeEnv):
             shape: Any = value.shape if isinstance(value, torch.Tensor) else ()
             if not any(isinstance(n, torch.SymInt) and n.node.expr == symbol for n in shape):
                 continue
-            masks = [node.args[0]] if node.target is aten.nonzero.default else []
-            if node.target is aten.masked_select.default:
-                masks = [node.args[1]]
-            elif node.target is aten.index.Tensor:
-                masks = [one for one in node.args[1] if _is_mask(one)]
+            masks = masks_of(node)
             return masks[0] if len(masks) == 1 else None
         return None
 

@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from parallax.errors import SourceLine
-from parallax.graph.loss_terms import REDUCTIONS, SUM, backward_passes, terms
+from parallax.graph.loss_terms import REDUCTIONS, SUM, backward_passes, from_batch, terms
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.user_code import line_of
 
@@ -42,22 +42,12 @@ def _sum_over_batch(step: StepGraph, rows: int) -> SourceLine | None:
             return False
         return abs(factor) >= _LEAST_SHARE and abs(factor) * rows != 1
 
-    batch = _from_batch(step)
+    batch = from_batch(step)
     for _, loss in backward_passes(step.graph):
         for term, _ in terms(loss, is_no_mean):
             if term in batch and _adds_up(term, rows):
                 return line_of(term)
     return None
-
-
-def _from_batch(step: StepGraph) -> set[Node]:
-    """What is computed from the batch."""
-    inputs = zip(step.placeholders(), step.inputs, strict=True)
-    found = {node for node, item in inputs if item.kind == "batch"}
-    for node in step.graph.nodes:
-        if any(source in found for source in node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def _adds_up(node: Node, rows: int) -> bool:
