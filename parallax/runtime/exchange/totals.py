@@ -17,14 +17,14 @@ GROUP = "totals"
 MOST = 32
 """Totals in a message. It has one length, as workers' steps may have several numbers of them: for
 each piece of a batch that is larger on some, say."""
-_WEIGHT, _COUNT, _SQUARE, _FIRST = range(4)
-_EACH = 3
-_TOTAL, _FACTOR, _FACTOR_SQUARE = range(3)
+_WEIGHT, _TERMS, _FIRST = range(3)
+"""Columns: what a batch counts, how many totals there are, and from the third on all factors, then
+all totals."""
 _ROUNDING = 1e-9
 
 
 class BatchTotals:
-    """The runtime of one :class:`TotalsSpec`: 2(N-1)/N · 792 bytes sent per worker and step.
+    """The runtime of one :class:`TotalsSpec`: (N-1) · 528 bytes sent per worker and step.
 
     Totals of several workers are one only where they are of the same terms of the same loss. So
     with them travels what multiplies the terms, and how many there are; where these are not equal
@@ -39,28 +39,35 @@ class BatchTotals:
         self._pending: Pending | None = None
         self._own = torch.zeros(0)
         self._weight = 0
-        self._words = torch.zeros(_FIRST + _EACH * MOST, dtype=torch.float64, device=world.device)
-        self._terms = len(spec.means)
+        length = _FIRST + 2 * MOST
+        self._words = torch.zeros(length, dtype=torch.float64, device=world.device)
+        self._gathered = self._words.new_zeros(world.size, length)
+        terms = len(spec.means)
+        self._factors = slice(_FIRST, _FIRST + min(terms, MOST))
+        self._totals = slice(_FIRST + MOST, _FIRST + MOST + min(terms, MOST))
         self._means = torch.tensor(spec.means, dtype=torch.bool, device=world.device)
-
-    def _by_term(self) -> torch.Tensor:
-        return self._words[_FIRST:].view(MOST, _EACH)[: self._terms]
+        self._told: tuple[Any, ...] = ()
+        """The words that :attr:`_words` has already."""
 
     def start(self, number: int, numbers: Sequence[torch.Tensor], factors: Sequence[Any]) -> None:
         """Send this worker's numbers."""
         if self._pending is not None:
             self._pending.wait()  # of a step that failed
         self._weight = self._control.weight
-        self._own = torch.stack([one.detach().double() for one in numbers])
-        words, terms = self._words.zero_(), self._terms
-        words[:_FIRST] = torch.tensor([self._weight, terms, terms**2], dtype=torch.float64)
-        each = self._by_term()
+        self._own = torch.stack([one.detach() for one in numbers]).double()
+        words = self._words
+        told = self._weight, len(numbers), *factors
+        if any(isinstance(one, torch.Tensor) for one in factors) or told != self._told:
+            words.zero_()
+            words[:_FIRST] = torch.tensor(told[:_FIRST], dtype=torch.float64)
+            words[self._factors] = self._as_numbers(factors[:MOST])
+            self._told = told
         if self._weight:  # a mean over no rows is no number
-            sums = torch.where(self._means, self._own * self._weight, self._own)
-            each[:, _TOTAL] = sums[:MOST]
-        multiplied = self._as_numbers(factors[:MOST])
-        each[:, _FACTOR], each[:, _FACTOR_SQUARE] = multiplied, multiplied.square()
-        self._pending = self._world.all_reduce(words, "batch totals", GROUP)
+            own = self._own[:MOST]
+            if any(self.spec.means):
+                own = torch.where(self._means[:MOST], own * self._weight, own)
+            words[self._totals] = own
+        self._pending = self._world.all_gather(self._gathered, words, "batch totals", GROUP)
 
     def _as_numbers(self, factors: Sequence[Any]) -> torch.Tensor:
         found = [
@@ -79,20 +86,26 @@ class BatchTotals:
         assert self._pending is not None
         self._pending.wait()
         self._pending = None
-        words, workers = self._words, self._world.size
         if len(self._own) > MOST or self._weight == 0:  # then its gradients count nothing
-            return self._alone()
-        whole, count = words[_WEIGHT], words[_COUNT]
-        each = self._by_term()
-        factor = each[:, _FACTOR].square()
-        differs = (each[:, _FACTOR_SQUARE] * workers - factor).abs() > _ROUNDING * factor
-        differs |= words[_SQUARE] * workers != count * count
-        means = torch.where(self._means, each[:, _TOTAL] / whole, each[:, _TOTAL])
-        totals = torch.where(differs, self._own, means)
-        left = differs | self._means
+            ones = torch.ones_like(self._own).unbind()
+            return [*self._own.unbind(), *ones, *ones]
+        told = self._gathered
+        differs = self._differ(told)
+        whole, totals = told[:, _WEIGHT].sum(), told[:, self._totals].sum(0)
+        left = differs
+        if any(self.spec.means):
+            totals = torch.where(self._means, totals / whole, totals)
+            left = differs | self._means
+        totals = torch.where(differs, self._own, totals)
         own = torch.where(left, 1.0, float(self._weight))
         return [*totals.unbind(), *own.unbind(), *torch.where(left, 1.0, whole).unbind()]
 
-    def _alone(self) -> list[torch.Tensor]:
-        ones = torch.ones_like(self._own).unbind()
-        return [*self._own.unbind(), *ones, *ones]
+    def _differ(self, told: torch.Tensor) -> torch.Tensor:
+        """Of each total, whether workers have it of other terms; as all of them see it."""
+        weights = told[:, _WEIGHT]
+        counted = (weights > 0).unsqueeze(1)
+        # One whose batch is not empty: factors of others may be no numbers.
+        first = told.index_select(0, weights.argmax().view(1))
+        off = (told - first).abs() > _ROUNDING * first.abs()
+        off &= counted
+        return off[:, self._factors].any(0) | off[:, _TERMS].any()
