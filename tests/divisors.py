@@ -78,6 +78,52 @@ ALIKE: dict[str, Loss] = {
 }
 """Losses that are those of one device."""
 
+SELECTED: dict[str, Loss] = {
+    "mean of selected": lambda s, y: _of_each(s, y)[y != PAD].mean(),
+    "masked_select": lambda s, y: torch.masked_select(_of_each(s, y), y != PAD).mean(),
+    "indices": lambda s, y: s.square().flatten(0, 1)[(y != PAD).flatten().nonzero()[:, 0]].mean(),
+    "squares": lambda s, y: F.mse_loss(s[y != PAD], s.detach()[y != PAD] + 1),
+    "both sides": lambda s, y: F.mse_loss(s[y != PAD], s[y != PAD].flip(1).tanh()),
+    "differences": lambda s, y: F.l1_loss(s[y != PAD], s.detach()[y != PAD] + 1),
+    "smooth differences": lambda s, y: F.smooth_l1_loss(s[y != PAD], s.detach()[y != PAD] + 0.5),
+    "logits": lambda s, y: F.binary_cross_entropy_with_logits(
+        s[y != PAD], F.one_hot(y, CLASSES)[y != PAD].double()
+    ),
+    "probabilities": lambda s, y: F.binary_cross_entropy(
+        s[y != PAD].sigmoid(), F.one_hot(y, CLASSES)[y != PAD].double()
+    ),
+    "dims": lambda s, y: s[y != PAD].square().mean((0, 1)) + s[y != PAD][:, 0].mean(0),
+    "divergence": lambda s, y: F.kl_div(
+        s[y != PAD].log_softmax(1), F.one_hot(y, CLASSES)[y != PAD].double(), reduction="batchmean"
+    ),
+    "soft labels": lambda s, y: F.cross_entropy(
+        s[y != PAD], F.one_hot(y, CLASSES)[y != PAD].double()
+    ),
+    "several": lambda s, y: (
+        0.3 * _of_each(s, y)[y != PAD].mean()
+        - s[y == 1].square().mean() / 7
+        + s.square().mean()
+        + _words(s, y, ignore_index=PAD)
+    ),
+}
+"""Means over selections; a selection of nothing has no mean, so every worker needs some."""
+
+Packed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of scores [words, classes], labels [words], and scores [sequences, classes]."""
+PACKED: dict[str, Packed] = {
+    "words": lambda s, y, _: F.cross_entropy(s, y),
+    "squares": lambda s, y, _: F.mse_loss(s, F.one_hot(y, CLASSES).double()),
+    "all": lambda s, y, _: s.square().mean() + s.abs().mean((0, 1)),
+    "sequences": lambda _, y, q: F.smooth_l1_loss(q, q.detach() + 0.5),
+    "both": lambda s, y, q: (
+        F.cross_entropy(s, y, ignore_index=1)
+        + 0.3 * q.tanh().square().mean()
+        - F.l1_loss(s.sigmoid(), F.one_hot(y, CLASSES).double()) / 2
+        + F.binary_cross_entropy_with_logits(s[y > 2], F.one_hot(y, CLASSES)[y > 2].double())
+    ),
+}
+"""Losses of batches that have no number of rows: words of sequences, one after the other."""
+
 OTHERS: dict[str, Loss] = {
     "no sum above": lambda s, y: s.square().mean() / (y != PAD).sum(),
     "a mean of other things": lambda s, y: s.square().sum() / (y.unique() != PAD).sum(),
@@ -86,6 +132,12 @@ OTHERS: dict[str, Loss] = {
         / (torch.bincount(y.flatten(), minlength=CLASSES) > 0).sum()
     ),
     "its own scores": lambda s, y: (s * (s > 0)).sum() / (s > 0).sum(),
+    "selected by its own scores": lambda s, y: s[s > 0].mean(),
+    "a part of a mean": lambda s, y: s[y != PAD].square().mean().sqrt(),
+    "another division": lambda s, y: (
+        s[y != PAD][:, 0].square().mean()
+        + ((s[y != PAD] / s[y != PAD].shape[0]).sum(0).exp() * s[0, 0]).sum()
+    ),
     "a part of another": lambda s, y: _words(s, y, ignore_index=PAD).square(),
     "all, and a number": lambda s, y: (_of_each(s, y) * (y != PAD)).sum() / ((y != PAD).sum() + 40),
 }
@@ -122,6 +174,24 @@ def data(division: Sequence[Sequence[int]], seed: int) -> list[list[tuple[torch.
     return found
 
 
+def packed_data(
+    division: Sequence[Sequence[Sequence[int]]], seed: int
+) -> list[list[tuple[torch.Tensor, ...]]]:
+    """By step and worker, for sequences of these lengths: words, labels, and the lengths."""
+    made = torch.Generator().manual_seed(seed)
+    return [
+        [
+            (
+                torch.randint(WORDS, (sum(lengths),), generator=made),
+                torch.randint(CLASSES, (sum(lengths),), generator=made),
+                torch.tensor(lengths, dtype=torch.int64),
+            )
+            for lengths in parts
+        ]
+        for parts in division
+    ]
+
+
 def train(
     world: World, name: str, division: Sequence[Sequence[int]], settings: dict[str, Any]
 ) -> tuple[float, int]:
@@ -133,21 +203,48 @@ def train(
         division: by step and worker, how many rows; fewer than none where no label counts.
         settings: beside the number of workers.
     """
+    loss = {**ALIKE, **SELECTED, **OTHERS}[name]
+    batches = data(division, seed=5)
+    return _train(world, lambda net, x, y: loss(net(x), y), batches, settings)
+
+
+def train_packed(
+    world: World,
+    name: str,
+    division: Sequence[Sequence[Sequence[int]]],
+    settings: dict[str, Any],
+) -> tuple[float, int]:
+    """As :func:`train`, by the lengths of sequences."""
+    loss = PACKED[name]
+
+    def value(net: Net, words: torch.Tensor, labels: torch.Tensor, lengths: torch.Tensor) -> Any:
+        scores = net(words)
+        ends = lengths.cumsum(0)
+        before = F.pad(scores.cumsum(0), (0, 0, 1, 0))
+        return loss(scores, labels, before[ends] - before[ends - lengths])
+
+    return _train(world, value, packed_data(division, seed=5), settings)
+
+
+def _train(
+    world: World,
+    loss: Callable[..., torch.Tensor],
+    batches: Sequence[Sequence[tuple[torch.Tensor, ...]]],
+    settings: dict[str, Any],
+) -> tuple[float, int]:
     torch.manual_seed(3)
     net = Net().double()
     start = {key: value.clone() for key, value in net.state_dict().items()}
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
-    loss = {**ALIKE, **OTHERS}[name]
 
-    def step(words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def step(*batch: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        value = loss(net(words), labels)
+        value = loss(net, *batch)
         value.backward()
         nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
         return value
 
-    batches = data(division, seed=5)
     for parts in batches:
         step(*(torch.cat(both) for both in zip(*parts, strict=True)))
     expected = {key: value.clone() for key, value in net.state_dict().items()}

@@ -25,6 +25,36 @@ def test_the_numbers_of_one_device(pool: Pool, name: str) -> None:
         assert sent == (0 if name == "all labels" else TOTALS * len(division))
 
 
+@pytest.mark.parametrize("name", divisors.SELECTED)
+def test_means_over_selections(pool: Pool, name: str) -> None:
+    division = [counts[:2] for counts in DIVISION]
+    for far, sent in pool.run(2, divisors.train, name, division, {}):
+        assert far < ROUNDING
+        assert sent == TOTALS * len(division)
+
+
+LENGTHS = [
+    [[3, 4], [5, 2], [1, 4]],
+    [[6], [2, 3, 3], [4]],
+    [[1, 1, 1], [9, 2], [3, 3]],
+    [[2, 5], [], [7]],
+    [[8, 8], [3], [1, 2, 3]],
+]
+"""By step and worker, lengths of sequences."""
+
+
+@pytest.mark.parametrize("name", divisors.PACKED)
+@pytest.mark.parametrize(("size", "strategy"), [(2, "HYBRID"), (3, "PS")])
+def test_batches_without_rows_count_by_what_means_are_over(
+    pool: Pool, name: str, size: int, strategy: str
+) -> None:
+    division = [parts[:size] for parts in LENGTHS]
+    given = {"strategy": strategy}
+    for far, sent in pool.run(size, divisors.train_packed, name, division, given):
+        assert far < ROUNDING
+        assert sent == TOTALS * len(division) * (size - 1)
+
+
 STRATEGIES = ["PS", "ZeRO", "Poseidon", "ProjectAdam", "Horovod", "RandomAxis", "auto"]
 NAMES = ["labels left out", "mask", "with a mean over rows", "pieces"]
 

@@ -8,43 +8,33 @@ has to be the one of all their batches for the loss to be that of one device.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from parallax.graph.loss_terms import REDUCTIONS, SUM, Factor, backward_passes, from_batch, terms
-from parallax.graph.operations import is_random, is_view
+from parallax.graph.batch_elements import BatchElements, elements
+from parallax.graph.loss_terms import (
+    MEAN,
+    NLL,
+    REDUCTIONS,
+    SUM,
+    Factor,
+    ancestors,
+    losses,
+    reduction,
+    terms,
+)
 from parallax.graph.scalars import masks_of, run_program, slice_program
 from parallax.graph.step_graph import StepGraph
-from parallax.ops import marks
 
 aten: Any = torch.ops.aten
 
-_MEAN = 1  # torch's number for reduction="mean"
 _LEFT_OUT = -100
 """The label that losses leave out unless they are told another one."""
-_NLL = {
-    aten.nll_loss_forward.default: aten.nll_loss_backward.default,
-    aten.nll_loss2d_forward.default: aten.nll_loss2d_backward.default,
-}
 _SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default}
-_ALIKE = {
-    aten._to_copy.default,
-    aten.clone.default,
-    aten.detach.default,
-    aten.alias.default,
-    aten.index.Tensor,
-    aten.gather.default,
-    aten.masked_select.default,
-    aten.constant_pad_nd.default,
-    aten.cat.default,
-    aten.stack.default,
-    aten.sum.dim_IntList,
-}
-"""Operations, beside pointwise ones and views, that have some of their inputs' elements."""
 _SAME = {
     aten._to_copy.default,
     aten.clone.default,
@@ -83,21 +73,17 @@ class Divisor:
     """What divides numbers of the loss by it."""
 
 
-def divisors(step: StepGraph, parameters: Collection[Node]) -> list[Divisor]:
+def divisors(step: StepGraph, of_batch: BatchElements) -> list[Divisor]:
     """The divisors of a step's losses.
 
     Args:
         step: as it was captured.
-        parameters: the placeholders of all parameters, and of what the step changes.
+        of_batch: what of it follows from the batch.
     """
-    search = _Search(step, parameters)
+    search = _Search(of_batch)
     found: dict[Node, Divisor] = {}
     after: dict[Node, set[Node]] = {}
-    passes = list(backward_passes(step.graph))
-    for seed, loss in passes:
-        gradients = _following(seed)
-        if any(other in gradients for _, other in passes):
-            continue  # a gradient of this loss is part of another one
+    for loss, gradients in losses(step.graph):
         for term, factor in terms(loss, search.is_factor):
             divisor = search.of_term(term)
             if divisor is None:
@@ -107,8 +93,7 @@ def divisors(step: StepGraph, parameters: Collection[Node]) -> list[Divisor]:
                 known.factors += [factor * own for own in divisor.factors]
                 known.terms.append(term)
                 after.setdefault(divisor.value, set()).update(gradients)
-    leading = _ancestors(node for node in step.graph.nodes if node.target is marks.GRADIENT)
-    return [one for one in found.values() if _find_uses(one, after[one.value] & leading)]
+    return [one for one in found.values() if _find_uses(one, after[one.value])]
 
 
 def leaves_out_labels(step: StepGraph, batch: Sequence[Any]) -> bool:
@@ -120,7 +105,7 @@ def leaves_out_labels(step: StepGraph, batch: Sequence[Any]) -> bool:
     """
     values = {item.name: batch[item.index] for item in step.inputs if item.kind == "batch"}
     for node in step.graph.nodes:
-        if node.target not in _NLL or not _is_default(node):
+        if node.target not in NLL or not _is_default(node):
             continue
         labels: Any = node.args[1]
         sliced = slice_program((labels,), values, step.graph_module, counts=False)
@@ -143,12 +128,12 @@ def is_plain(divisor: Divisor) -> bool:
 def _is_selected(labels: Node) -> bool:
     """Whether a mask selects them. By what computes them, not by their sizes, which are numbers
     where a batch is empty."""
-    return any(masks_of(node) for node in _ancestors([labels]))
+    return any(masks_of(node) for node in ancestors([labels]))
 
 
 def _is_default(loss: Any) -> bool:
-    _, _, weight, reduction, ignored = loss.args
-    return weight is None and reduction == _MEAN and ignored == _LEFT_OUT
+    _, _, weight, _, ignored = loss.args
+    return weight is None and reduction(loss) == MEAN and ignored == _LEFT_OUT
 
 
 def _find_uses(divisor: Divisor, gradients: set[Node]) -> bool:
@@ -157,7 +142,7 @@ def _find_uses(divisor: Divisor, gradients: set[Node]) -> bool:
     for user in value.users:
         if user in divisor.terms or user not in gradients:
             continue
-        if user.target in _NLL.values():
+        if user.target in NLL.values():
             others = user.args[:6]
         elif user.target is (aten.mul if divisor.multiplies else aten.div).Tensor:
             others = user.args[:1] if user.args[1] is value else user.args[1:]
@@ -172,24 +157,20 @@ def _find_uses(divisor: Divisor, gradients: set[Node]) -> bool:
 
 
 class _Search:
-    def __init__(self, step: StepGraph, parameters: Collection[Node]) -> None:
-        self._batch = from_batch(step)
-        self._other = set(parameters)
-        for node in step.graph.nodes:
-            if is_random(node) or any(one in self._other for one in node.all_input_nodes):
-                self._other.add(node)
+    def __init__(self, found: BatchElements) -> None:
+        self._found = found
 
     def is_factor(self, factor: float | Node) -> bool:
         """Whether gradients of terms are multiplied by it, and it is no term: it does not follow
         from parameters, and is no divisor."""
         if not isinstance(factor, Node):
             return True
-        return factor not in self._other and _total(factor) is None
+        return not self._found.is_of_other(factor) and total_of(factor) is None
 
     def of_term(self, term: Node) -> Divisor | None:
         """What a term of a loss is divided by, if it is a sum over the batch."""
         arguments: Any = term.args
-        if term.target is operator.getitem and arguments[0].target in _NLL and arguments[1] == 0:
+        if term.target is operator.getitem and arguments[0].target in NLL and arguments[1] == 0:
             return self._of_labels(arguments[0])
         if term.target is aten.div.Tensor:
             return self._of_quotient(arguments[0], arguments[1], multiplies=False)
@@ -200,71 +181,36 @@ class _Search:
         return None
 
     def _of_labels(self, loss: Node) -> Divisor | None:
-        _, labels, weight, reduction, _ = loss.args
-        if reduction != _MEAN or not self._is_of_batch(labels):
+        labels, weight = loss.args[1:3]
+        if reduction(loss) != MEAN or not self._found.is_of_batch(labels):
             return None
-        if isinstance(weight, Node) and weight in self._other:
+        if self._found.is_of_other(weight):
             return None
         value = next((user for user in loss.users if user.args[1] == 1), None)
         return Divisor(value, None, factors=[Factor()]) if value is not None else None
 
     def _of_quotient(self, part: Any, value: Any, multiplies: bool) -> Divisor | None:
-        if not isinstance(part, Node) or not self._is_of_batch(value):
+        if not isinstance(part, Node) or not self._found.is_of_batch(value):
             return None
-        found = _total(value)
+        found = total_of(value)
         if found is None or found[-1] is not multiplies:
             return None
         total, steps, _ = found
-        counted = set(self._elements(total.args[0]))
-        if not all(self._adds_up(node) for node in counted):
+        counted: Any = total.args[0]
+        if not self._found.adds_up(counted):
             return None
         is_mean = total.target is aten.mean.default
-        shared = counted & self._batch
+        shared = self._found.batch.intersection(elements(counted))
         factors = []
         for term, factor in terms(part, self.is_factor):
-            source = _summed(term, is_mean)
-            if source is None or shared.isdisjoint(self._elements(source)):
+            source = summed(term, is_mean)
+            if source is None or shared.isdisjoint(elements(source)):
                 return None
             factors.append(factor)
         return Divisor(value, total, steps, is_mean, multiplies, factors)
 
-    def _is_of_batch(self, node: Any) -> bool:
-        return isinstance(node, Node) and node in self._batch and node not in self._other
 
-    def _adds_up(self, node: Node) -> bool:
-        """Whether an element of a tensor follows from the same place of the batch alone."""
-        return node.op == "placeholder" or node not in self._batch or _is_alike(node)
-
-    def _elements(self, node: Any) -> Iterator[Node]:
-        """What the elements of a tensor follow from, each from those in the same place."""
-        seen: set[Node] = set()
-        queue = [node]
-        while queue:
-            one = queue.pop()
-            if not isinstance(one, Node) or one in seen or _is_size(one):
-                continue
-            seen.add(one)
-            yield one
-            if _is_alike(one):
-                queue += one.all_input_nodes
-            elif one.target in REDUCTIONS:  # not reduced: an element for each label
-                queue += one.args[:2]
-
-
-def _is_size(node: Node) -> bool:
-    """Whether a node is a number of Python's, as the sizes of views are."""
-    return not isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
-
-
-def _is_alike(node: Node) -> bool:
-    if node.target is operator.getitem:
-        return True
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    return torch.Tag.pointwise in node.target.tags or node.target in _ALIKE or is_view(node)
-
-
-def _total(value: Node) -> tuple[Node, tuple[Node, ...], bool] | None:
+def total_of(value: Node) -> tuple[Node, tuple[Node, ...], bool] | None:
     """The sum that a number follows from in a way that keeps it one, what is computed of it, and
     whether the number is one over it."""
     steps: list[Node] = []
@@ -301,38 +247,12 @@ def _is_small(value: Any) -> bool:
     return isinstance(value, int | float) and 0 <= value <= _LEAST
 
 
-def _summed(term: Node, is_mean: bool) -> Node | None:
+def summed(term: Node, is_mean: bool = False) -> Node | None:
     """What a term is the sum of, or the mean; None if it is neither."""
     node: Any = term
     if node.target is operator.getitem and node.args[0].target in REDUCTIONS:
         node = node.args[0]
-    place = REDUCTIONS.get(node.target)
-    if place is not None:
-        is_sum = not is_mean and len(node.args) > place and node.args[place] == SUM
-        return node if is_sum else None
+    if node.target in REDUCTIONS:
+        return node if not is_mean and reduction(node) == SUM else None
     wanted = {aten.mean.default} if is_mean else _SUMS
     return node.args[0] if node.target in wanted and _is_total(node) else None
-
-
-def _following(seed: Node) -> set[Node]:
-    """What follows from a gradient before it is marked as a variable's."""
-    found = {seed}
-    queue = [seed]
-    while queue:
-        for user in queue.pop().users:
-            if user not in found and user.target is not marks.GRADIENT:
-                found.add(user)
-                queue.append(user)
-    return found
-
-
-def _ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """What nodes follow from, with themselves."""
-    found: set[Node] = set()
-    queue = list(nodes)
-    while queue:
-        node = queue.pop()
-        if node not in found:
-            found.add(node)
-            queue += node.all_input_nodes
-    return found

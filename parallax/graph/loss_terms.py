@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +12,16 @@ from torch.fx import Graph, Node
 
 from parallax.graph.operations import is_view
 from parallax.graph.step_graph import StepGraph
+from parallax.ops import marks
 
 aten: Any = torch.ops.aten
 
-SUM = 2  # torch's number for reduction="sum"
+MEAN, SUM = 1, 2  # torch's numbers for reduction="mean" and "sum"
+NLL = {
+    aten.nll_loss_forward.default: aten.nll_loss_backward.default,
+    aten.nll_loss2d_forward.default: aten.nll_loss2d_backward.default,
+}
+"""Of losses by labels, the gradient."""
 REDUCTIONS = {
     aten.mse_loss.default: 2,
     aten.smooth_l1_loss.default: 2,
@@ -68,12 +74,28 @@ def from_batch(step: StepGraph) -> set[Node]:
     return found
 
 
+def reduction(loss: Node) -> int:
+    """torch's number for the reduction of a loss function."""
+    place = REDUCTIONS[loss.target]
+    return int(loss.args[place]) if len(loss.args) > place else MEAN  # type: ignore[arg-type]
+
+
 def backward_passes(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """Where gradients begin: a one, and the loss that it is the gradient of."""
     for seed in graph.find_nodes(op="call_function", target=aten.ones_like.default):
         loss = seed.args[0]
         if isinstance(loss, Node) and _is_number(loss):
             yield seed, loss
+
+
+def losses(graph: Graph) -> Iterator[tuple[Node, set[Node]]]:
+    """The losses of a step, each with what is computed from it on the way to gradients."""
+    passes = list(backward_passes(graph))
+    leading = ancestors(graph.find_nodes(op="call_function", target=marks.GRADIENT))
+    for seed, loss in passes:
+        gradients = _following(seed)
+        if not any(other in gradients for _, other in passes):
+            yield loss, gradients & leading  # else it is part of another one
 
 
 def terms(loss: Node, scales: Scales) -> Iterator[tuple[Node, Factor]]:
@@ -143,3 +165,27 @@ def _is_list(node: Any) -> bool:
 def _is_number(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, Node) else None
     return node.op == "call_function" and isinstance(value, torch.Tensor) and value.numel() == 1
+
+
+def ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """What nodes follow from, with themselves."""
+    found: set[Node] = set()
+    queue = list(nodes)
+    while queue:
+        node = queue.pop()
+        if node not in found:
+            found.add(node)
+            queue += node.all_input_nodes
+    return found
+
+
+def _following(seed: Node) -> set[Node]:
+    """What follows from a gradient before it is marked as a variable's."""
+    found = {seed}
+    queue = [seed]
+    while queue:
+        for user in queue.pop().users:
+            if user not in found and user.target is not marks.GRADIENT:
+                found.add(user)
+                queue.append(user)
+    return found

@@ -115,6 +115,11 @@ class StepGraph:
     def graph(self) -> torch.fx.Graph:
         return self.graph_module.graph
 
+    @property
+    def decides_by_batch(self) -> bool:
+        """Whether other batches may have other graphs."""
+        return any(guard.of_batch for guard in self.guards)
+
     def copy(self, runs: bool = True) -> StepGraph:
         """The same step with a graph of its own, for passes that use it up.
 

@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import (
     DimDynamic,
     GuardOnDataDependentSymNode,
     ShapeEnv,
+    free_unbacked_symbols,
 )
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
@@ -37,6 +38,7 @@ __all__ = [
     "expression",
     "fake_like",
     "fake_mode",
+    "free_unbacked_symbols",
     "get_proxy_mode",
     "gradients_through",
     "is_mapped",

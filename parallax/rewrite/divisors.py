@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.aliases import memory_of
-from parallax.graph.divisors import Divisor, divisors, is_plain
-from parallax.graph.operations import add_call, written_inputs
+from parallax.graph.counts import Count, divides_within
+from parallax.graph.divisors import Divisor
+from parallax.graph.loss_terms import losses
+from parallax.graph.operations import add_call
+from parallax.graph.totals import Batches, totals
 from parallax.ops.resources import finish, start
 from parallax.ops.totals import TotalsSpec
 from parallax.rewrite.context import Pass, Rewriting
@@ -26,23 +28,24 @@ from parallax.rewrite.early import known_early
 
 aten: Any = torch.ops.aten
 
-
-def dividing_by_all(leaves_out: bool) -> Pass:
-    """The pass; gradients are means over workers, weighted by what batches count.
-
-    Args:
-        leaves_out: batches have labels that losses leave out by default.
-    """
-    return functools.partial(_divide_by_all, leaves_out)
+_BY_TENSOR = {
+    aten.div.Scalar: aten.div.Tensor,
+    aten.div_.Scalar: aten.div_.Tensor,
+}
 
 
-def _divide_by_all(leaves_out: bool, work: Rewriting) -> None:
+def dividing_by_all(batches: Batches) -> Pass:
+    """The pass; gradients are means over workers, weighted by what batches count."""
+    return functools.partial(_divide_by_all, batches)
+
+
+def _divide_by_all(batches: Batches, work: Rewriting) -> None:
     if work.workers == 1:
         return
+    wanted = totals(work.step, work.analysis.variables, batches)
     found = {
-        one: _total(work, one)
-        for one in divisors(work.step, _parameters(work))
-        if leaves_out or not is_plain(one)
+        one: _total(work, one) if isinstance(one, Divisor) else _counted(work, one)
+        for one in wanted
     }
     while found:
         order = work.order()
@@ -61,16 +64,24 @@ def _divide_by_all(leaves_out: bool, work: Rewriting) -> None:
             for one, total in found.items()
             if all(order[source] < limit for source in _sources(one, total))
         }
+    if batches.total:
+        order = work.order()
+        behind = [node for _, gradients in losses(work.graph) for node in gradients]
+        if behind:
+            first = min(behind, key=order.__getitem__)
+            _exchange(work, {}, first, first)
 
 
-def _sources(divisor: Divisor, total: Node) -> list[Node]:
+def _sources(divisor: Divisor | Count, total: Node) -> list[Node]:
     """What is told of a divisor."""
     return [total, *(node for one in divisor.factors for node in one.times + one.over)]
 
 
-def _exchange(work: Rewriting, found: Mapping[Divisor, Node], before: Node, use: Node) -> None:
+def _exchange(
+    work: Rewriting, found: Mapping[Divisor | Count, Node], before: Node, use: Node
+) -> None:
     """Send totals in front of one node, and divide by those of all workers from another one on."""
-    means = tuple(one.is_mean for one in found)
+    means = tuple(isinstance(one, Divisor) and one.is_mean for one in found)
     resource = work.resource(TotalsSpec((), means), "totals")
     with work.graph.inserting_before(before):
         factors = [_factor(work, one) for one in found]
@@ -84,17 +95,10 @@ def _exchange(work: Rewriting, found: Mapping[Divisor, Node], before: Node, use:
                 part = work.item(all_of_them, place)
                 part.meta["val"] = example
                 parts.append(part)
-            _replace(work, divisor, *parts)
-
-
-def _parameters(work: Rewriting) -> set[Node]:
-    """Inputs that do not stay as they are: parameters, and what the step changes."""
-    variables = work.analysis.variables
-    inputs = zip(work.step.inputs, work.step.own_placeholders(), strict=True)
-    found = {node for item, node in inputs if item.name in variables}
-    for node in work.graph.nodes:
-        found.update(memory_of(source) for source in written_inputs(node))
-    return {node for node in found if node.op == "placeholder"}
+            if isinstance(divisor, Divisor):
+                _replace(work, divisor, *parts)
+            else:
+                _replace_count(work, divisor, total, *parts)
 
 
 def _total(work: Rewriting, divisor: Divisor) -> Node:
@@ -114,7 +118,22 @@ def _total(work: Rewriting, divisor: Divisor) -> Node:
         return add_call(graph, aten.sum.default, counted)
 
 
-def _factor(work: Rewriting, divisor: Divisor) -> Any:
+def _counted(work: Rewriting, count: Count) -> Node:
+    """How many elements this worker's batch has, of what losses are means over."""
+    graph, order = work.graph, work.order()
+    first = min(count.terms, key=order.__getitem__)
+    with graph.inserting_before(first):
+        if count.source is not None and count.each is not None:
+            selected = add_call(graph, aten.count_nonzero.default, count.source)
+            return add_call(graph, aten.mul.Tensor, selected, count.each)
+        number = count.number
+        if count.source is not None:
+            number = add_call(graph, aten.sym_numel.default, count.source)
+        example = first.args[0]  # of the device that it is wanted on
+        return add_call(graph, aten.new_full.default, example, [], number, dtype=torch.float64)
+
+
+def _factor(work: Rewriting, divisor: Divisor | Count) -> Any:
     """What multiplies the terms of a divisor, all of them together, at the graph's insertion
     point."""
     whole: Any = None
@@ -145,13 +164,46 @@ def _replace(work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: N
         if step.target is not aten._local_scalar_dense.default:
             others = step.args[1:]
             number = add_call(graph, step.target, number, *others, **step.kwargs)
-    # In this order, so that a count of all rows gives that of the worker's own without rounding.
     first, second = (whole, own) if divisor.multiplies else (own, whole)
-    number = add_call(graph, aten.mul.Tensor, number, first)
-    number = add_call(graph, aten.div.Tensor, number, second)
+    number = _in_mean(work, number, first, second)
     for use in divisor.uses:
-        kind = use.meta["val"].dtype
-        same = number
-        if number.meta["val"].dtype is not kind:
-            same = add_call(graph, aten._to_copy.default, number, dtype=kind)
-        use.replace_input_with(divisor.value, same)
+        use.replace_input_with(divisor.value, _alike(work, number, use))
+
+
+def _replace_count(
+    work: Rewriting, count: Count, counted: Node, total: Node, own: Node, whole: Node
+) -> None:
+    """As :func:`_replace`, of a number that gradients may be divided by within an operation.
+
+    Args:
+        counted: the number of this worker's batch.
+    """
+    graph = work.graph
+    number = _in_mean(work, total, own, whole)
+    for use in count.uses:
+        arguments: Any = use.args
+        if divides_within(use):
+            with graph.inserting_before(use):
+                more = add_call(graph, aten.div.Tensor, counted, number)
+                more = _alike(work, more, arguments[0])
+                gradient = add_call(graph, aten.mul.Tensor, arguments[0], more)
+            use.args = (gradient, *arguments[1:])
+        else:
+            use.target = _BY_TENSOR.get(use.target, use.target)
+            use.args = (arguments[0], _alike(work, number, use))
+
+
+def _in_mean(work: Rewriting, number: Node, first: Node, second: Node) -> Node:
+    """In this order, so that a count of all rows gives that of the worker's own without
+    rounding."""
+    graph = work.graph
+    number = add_call(graph, aten.mul.Tensor, number, first)
+    return add_call(graph, aten.div.Tensor, number, second)
+
+
+def _alike(work: Rewriting, number: Node, other: Node) -> Node:
+    """A number with the dtype of another node."""
+    kind = other.meta["val"].dtype
+    if number.meta["val"].dtype is kind:
+        return number
+    return add_call(work.graph, aten._to_copy.default, number, dtype=kind)

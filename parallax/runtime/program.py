@@ -55,11 +55,6 @@ class Program:
         self._bind()
 
     @property
-    def decides_by_batch(self) -> bool:
-        """Whether other batches may have other graphs."""
-        return any(guard.of_batch for guard in self.step.guards)
-
-    @property
     def late_variables(self) -> int:
         """How many variables' updates it can leave to the next step."""
         specs = [spec for spec in self._specs if isinstance(spec, LateSpec)]

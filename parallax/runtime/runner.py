@@ -24,6 +24,7 @@ from parallax.graph.sizes import Place
 from parallax.graph.state import aliases
 from parallax.graph.sums import note_sums
 from parallax.graph.surroundings import any_number_of_rows
+from parallax.graph.totals import Batches
 from parallax.graph.variables import Analysis, Variable, analyze
 from parallax.rewrite.agreement import check_agreement
 from parallax.rewrite.context import WorkerGraph
@@ -47,11 +48,11 @@ from parallax.runtime.program import Program
 from parallax.runtime.programs import Programs
 from parallax.runtime.signature import Signature, SignatureReader, structure
 from parallax.runtime.start import (
+    agree_on_batches,
     agree_on_everything,
     agree_on_tensors,
     as_one_batch,
     draw_alike,
-    leave_out_labels,
     measure_access,
     one_batch_norm,
     seed_worker,
@@ -104,7 +105,7 @@ class Runner:
         self._profiler: Profiler | None = None
         self._compiler = Compiler(config.compile, world)
         self._weighing = Weighing(config.weigh_batches)
-        self._leaves_out = False
+        self._batches = Batches()
         self._course = Course(world, self._programs, self._signatures, self._weighing)
         self._steps = 0
         self._captures = 0
@@ -164,7 +165,7 @@ class Runner:
         moving = self._choice.is_searching
         step = self._course.begin(program, signature, flat, self._steps, moving)
         try:
-            self._control.begin(step, program.decides_by_batch)
+            self._control.begin(step, self._batches.decide or program.step.decides_by_batch)
             if self._profiler is not None:
                 self._profiler.before()
             result = program.run(flat)
@@ -286,7 +287,7 @@ class Runner:
         """This worker's graph by the strategy, which the first graph decides."""
         strategy = self._choice.decide(analysis)
         network, speed, variables = self._choice.network, self._choice.speed, analysis.variables
-        first = as_one_batch(self._objects, self._config, self._leaves_out)
+        first = as_one_batch(self._objects, self._config, self._batches)
         # Of the captured step, which rewriting uses up.
         alone = computation_alone(analysis.step, variables) if network and speed else None
         rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers, first)
@@ -337,7 +338,8 @@ class Runner:
         if first:
             flat = pytree.tree_leaves((batch, dict(named)))
             measure_access(self._world, analysis, flat, self._state.leaves)
-            self._leaves_out = leave_out_labels(self._world, step, flat)
+            by_rows = self._weighing.by_rows
+            self._batches = agree_on_batches(self._world, analysis, flat, by_rows)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
         return description, analysis
 

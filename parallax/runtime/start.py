@@ -29,7 +29,7 @@ from parallax.graph.discovery import StepObjects
 from parallax.graph.divisors import leaves_out_labels
 from parallax.graph.draws import Streams
 from parallax.graph.state import Leaf
-from parallax.graph.step_graph import StepGraph
+from parallax.graph.totals import Batches, totals
 from parallax.graph.variables import Analysis
 from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import Pass
@@ -129,31 +129,47 @@ def one_batch_norm(objects: StepObjects, config: Config) -> bool:
     return config.sync_batch_norm or bool(batch_norms(objects, SyncBatchNorm))
 
 
-def as_one_batch(objects: StepObjects, config: Config, leaves_out: bool) -> list[Pass]:
+def as_one_batch(objects: StepObjects, config: Config, batches: Batches) -> list[Pass]:
     """Passes by which what follows from a whole batch follows from those of all workers.
 
     Args:
         objects: of the step.
         config: of the run.
-        leaves_out: see :func:`leave_out_labels`.
+        batches: see :func:`agree_on_batches`.
     """
     found = [over_all_workers(config.average_dense)] if one_batch_norm(objects, config) else []
     if config.average_dense and config.average_sparse and config.weigh_batches:
-        found.append(dividing_by_all(leaves_out))
+        found.append(dividing_by_all(batches))
     return found
 
 
-def leave_out_labels(world: World, step: StepGraph, flat: Sequence[Any]) -> bool:
-    """Whether losses leave out labels by default in the first batch of any worker. If in none, a
+def agree_on_batches(
+    world: World, analysis: Analysis, flat: Sequence[Any], by_rows: bool
+) -> Batches:
+    """Find out from all workers' first steps what they tell each other of batches in each step.
+
+    Labels that losses leave out by default travel only where some first batch has such. Else a
     message in each step would tell nothing.
 
     Args:
         world: this worker and the others.
-        step: as it was captured.
+        analysis: of the first step, as it was captured.
         flat: this worker's first batch.
+        by_rows: batches count by their rows in a mean.
     """
-    told = world.texts("labels left out", str(leaves_out_labels(step, flat)))
-    return str(True) in told
+    leaves_out = leaves_out_labels(analysis.step, flat)
+    alike, other = (
+        bool(totals(analysis.step, analysis.variables, Batches(by_rows, plain)))
+        for plain in (True, False)
+    )
+    decides = analysis.step.decides_by_batch
+    told = world.texts("batches", f"{leaves_out} {alike} {other} {decides}")
+    leave_out, alike, other, decide = map(any, zip(*map(_truths, told), strict=True))
+    return Batches(by_rows, leave_out, alike if leave_out else other, decide)
+
+
+def _truths(text: str) -> list[bool]:
+    return [word == str(True) for word in text.split()]
 
 
 def warn_of_batch_norms(objects: StepObjects) -> None:

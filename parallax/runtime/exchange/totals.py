@@ -54,7 +54,9 @@ class BatchTotals:
         if self._pending is not None:
             self._pending.wait()  # of a step that failed
         self._weight = self._control.weight
-        self._own = torch.stack([one.detach() for one in numbers]).double()
+        self._own = self._words.new_zeros(0)
+        if numbers:
+            self._own = torch.stack([one.detach().double() for one in numbers])
         words = self._words
         told = self._weight, len(numbers), *factors
         if any(isinstance(one, torch.Tensor) for one in factors) or told != self._told:

@@ -1,0 +1,93 @@
+"""What of a captured step follows from the batch, element by element."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.loss_terms import REDUCTIONS, from_batch
+from parallax.graph.operations import is_random, is_view
+from parallax.graph.step_graph import StepGraph
+
+aten: Any = torch.ops.aten
+
+_ALIKE = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.index.Tensor,
+    aten.gather.default,
+    aten.masked_select.default,
+    aten.constant_pad_nd.default,
+    aten.cat.default,
+    aten.stack.default,
+    aten.sum.dim_IntList,
+}
+"""Operations, beside pointwise ones and views, that have some of their inputs' elements."""
+
+
+class BatchElements:
+    """Where the elements of tensors come from.
+
+    Args:
+        step: as it was captured.
+        parameters: the placeholders of all parameters, and of what the step changes.
+    """
+
+    def __init__(self, step: StepGraph, parameters: Collection[Node]) -> None:
+        self.batch = from_batch(step)
+        """What follows from the batch, and maybe from parameters as well."""
+        self._other = set(parameters)
+        for node in step.graph.nodes:
+            if is_random(node) or any(one in self._other for one in node.all_input_nodes):
+                self._other.add(node)
+
+    def is_of_other(self, node: Any) -> bool:
+        """Whether a node follows from parameters or random numbers."""
+        return node in self._other
+
+    def is_of_batch(self, node: Any) -> bool:
+        """Whether a node follows from the batch and from nothing that changes."""
+        return isinstance(node, Node) and node in self.batch and node not in self._other
+
+    def adds_up(self, node: Node) -> bool:
+        """Whether each element of a tensor follows from the same place of the batch alone, so that
+        sums over workers' batches are the sum over all of them in one."""
+        return all(
+            one.op == "placeholder" or one not in self.batch or _is_alike(one)
+            for one in elements(node)
+        )
+
+
+def elements(node: Any) -> Iterator[Node]:
+    """What the elements of a tensor follow from, each from those in the same place."""
+    seen: set[Node] = set()
+    queue = [node]
+    while queue:
+        one = queue.pop()
+        if not isinstance(one, Node) or one in seen or _is_size(one):
+            continue
+        seen.add(one)
+        yield one
+        if _is_alike(one):
+            queue += one.all_input_nodes
+        elif one.target in REDUCTIONS:  # not reduced: an element for each label
+            queue += one.args[:2]
+
+
+def _is_size(node: Node) -> bool:
+    """Whether a node is a number of Python's, as the sizes of views are."""
+    return not isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
+
+
+def _is_alike(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in node.target.tags or node.target in _ALIKE or is_view(node)

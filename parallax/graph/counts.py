@@ -1,0 +1,247 @@
+"""How many elements a loss is a mean over, where this does not follow from the rows of a batch.
+
+``loss[mask].mean()`` divides by the size of a selection, and a mean over the nodes of graphs, or
+the words of packed sequences, by how many of these a batch has. On several workers the number has
+to be the one of all their batches for the loss to be that of one device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from parallax.graph.batch_elements import BatchElements
+from parallax.graph.divisors import summed, total_of
+from parallax.graph.loss_terms import (
+    MEAN,
+    NLL,
+    REDUCTIONS,
+    Factor,
+    ancestors,
+    losses,
+    reduction,
+    terms,
+)
+from parallax.graph.operations import must_stay
+from parallax.graph.scalars import masks_of
+from parallax.graph.step_graph import StepGraph
+from parallax.graph.torch_internals import free_unbacked_symbols
+
+aten: Any = torch.ops.aten
+
+_MEANS = {aten.mean.default, aten.mean.dim}
+_QUOTIENTS = {aten.div.Tensor, aten.div.Scalar, aten.div_.Tensor, aten.div_.Scalar}
+_WITHIN = {
+    aten.mse_loss.default: aten.mse_loss_backward.default,
+    aten.smooth_l1_loss.default: aten.smooth_l1_loss_backward.default,
+    aten.huber_loss.default: aten.huber_loss_backward.default,
+    aten.soft_margin_loss.default: aten.soft_margin_loss_backward.default,
+    aten.binary_cross_entropy.default: aten.binary_cross_entropy_backward.default,
+}
+"""Of means that are not divided in the open, the gradient."""
+Number = Any
+"""A number, or an expression over sizes."""
+
+
+@dataclass(eq=False)
+class Count:
+    """A number of elements that terms of a loss are divided by.
+
+    Args:
+        number: of elements.
+        source: the mask that selects them, or a tensor that has so many; None if it is known.
+        each: of a mask, how many elements an element of it selects; None if it is no mask.
+        factors: what multiplies the terms, of each.
+        terms: what divides numbers of the loss by it.
+        uses: what divides gradients by it.
+    """
+
+    number: Number
+    source: Node | None
+    each: int | None
+    factors: list[Factor] = field(default_factory=list)
+    terms: list[Node] = field(default_factory=list)
+    uses: list[Node] = field(default_factory=list)
+
+
+def counts(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> list[Count]:
+    """What the means in a step's losses are over.
+
+    Args:
+        step: as it was captured.
+        of_batch: what of it follows from the batch.
+        by_rows: batches count by their rows, so that only sizes of selections are not known by
+            these.
+    """
+    search = _Search(step.graph, of_batch, by_rows)
+    return [count for loss, after in losses(step.graph) for count in search.of_loss(loss, after)]
+
+
+def divides_within(node: Node) -> bool:
+    """Whether a use of a count divides by it within, without having it for an argument."""
+    return node.target in _WITHIN.values()
+
+
+class _Search:
+    def __init__(self, graph: Graph, of_batch: BatchElements, by_rows: bool) -> None:
+        self._order = {node: number for number, node in enumerate(graph.nodes)}
+        self._of_batch = of_batch
+        self._by_rows = by_rows
+        self._masks, self._same = _selections(graph)
+
+    def of_loss(self, loss: Node, gradients: set[Node]) -> Iterator[Count]:
+        """The counts of one loss, by what follows from it on the way to gradients."""
+        found: dict[Any, Count] = {}
+        for term, factor in terms(loss, self._is_factor):
+            number = self._divides_by(term)
+            if number is None or not self._is_mean(term, number):
+                continue
+            key = term if term.target in _WITHIN else number
+            count = found.setdefault(key, self._count(number))
+            count.factors.append(factor)
+            count.terms.append(term)
+        for node in ancestors([loss]) if found else ():
+            number = self._divides_by(node)
+            if number in found and node not in found[number].terms:
+                del found[number]  # which of the gradients are divided for it is not known
+        for key, count in found.items():
+            if isinstance(key, Node):
+                count.uses += (node for node in gradients if _is_gradient(node, key))
+            else:
+                count.uses += (node for node in gradients if self._divides_by(node) == key)
+            if count.uses:
+                yield count
+
+    def _is_factor(self, factor: float | Node) -> bool:
+        if not isinstance(factor, Node):
+            return True
+        if self._of_batch.is_of_other(factor) or total_of(factor) is not None:
+            return False
+        size = factor.meta["val"]
+        return not (
+            isinstance(size, torch.SymInt) and self._selecting(self._as_first(_expression(size)))
+        )
+
+    def _divides_by(self, node: Node) -> Number | None:
+        return self._as_first(_divides_by(node))
+
+    def _as_first(self, number: Number | None) -> Number | None:
+        """A number by the first of sizes that are the same."""
+        return number if number is None or isinstance(number, int) else number.xreplace(self._same)
+
+    def _selecting(self, number: Number) -> list[Any]:
+        """The sizes of selections that a number follows from."""
+        symbols: Collection[Any] = getattr(number, "free_symbols", ())
+        return [symbol for symbol in symbols if symbol in self._masks]
+
+    def _is_mean(self, term: Node, number: Number) -> bool:
+        """Whether a term is a mean over elements of the batch, by their number."""
+        symbols = self._selecting(number)
+        if number == 1 or (self._by_rows and not symbols):
+            return False
+        masks = [mask for symbol in symbols for mask in self._masks[symbol]]
+        if not all(
+            self._of_batch.is_of_batch(one) and self._of_batch.adds_up(one) for one in masks
+        ):
+            return False
+        source: Any = term.args[0]
+        if source not in self._of_batch.batch:
+            return False
+        if term.target not in _QUOTIENTS:
+            return bool(term.meta["val"].dim() == 0)
+        if not symbols:  # a number like it may be a constant
+            return False
+        for part, _ in terms(source, self._is_factor):
+            whole = summed(part)
+            if whole is None or not set(symbols).issubset(
+                self._selecting(self._as_first(_elements(whole)))
+            ):
+                return False
+        return True
+
+    def _count(self, number: Number) -> Count:
+        """Where a number is known earliest."""
+        if isinstance(number, int):
+            return Count(number, None, None)
+        for symbol in self._selecting(number):
+            if (number / symbol).is_number:
+                return Count(number, self._masks[symbol][0], int(number / symbol))
+        source = min(
+            (one for one in self._order if self._as_first(_elements(one)) == number),
+            key=self._order.__getitem__,
+        )
+        return Count(number, source, None)
+
+
+def _selections(graph: Graph) -> tuple[dict[Any, list[Node]], dict[Any, Any]]:
+    """By the size of a selection, what chooses its elements; and of sizes that are the same, since
+    what chooses is computed twice in one way, which other one they are."""
+    found: dict[Any, list[Node]] = {}
+    same: dict[Any, Any] = {}
+    first: dict[Any, Any] = {}
+    for node in graph.nodes:
+        if not (masks := masks_of(node)):
+            continue
+        for size in node.meta["val"].shape:
+            number = _expression(size)
+            if number in free_unbacked_symbols(number) and number not in found:
+                found[number] = masks
+                same[number] = first.setdefault(tuple(map(_way, masks)), number)
+    return found, same
+
+
+def _way(value: Any) -> Any:
+    """How a value is computed; equal for those that are computed alike."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_way, value))
+    if not isinstance(value, Node):
+        return type(value), str(value)
+    if value.op != "call_function" or must_stay(value):
+        return value
+    named = sorted(value.kwargs.items())
+    return value.target, _way(value.args), _way([one for pair in named for one in pair])
+
+
+def _divides_by(node: Node) -> Number | None:
+    """The number of elements that an operation is a mean over, or the number that it divides by;
+    None for what is neither, or divides by no whole number."""
+    arguments: Any = node.args
+    if node.target in _QUOTIENTS:
+        number = arguments[1].meta["val"] if isinstance(arguments[1], Node) else arguments[1]
+        return _expression(number) if isinstance(number, int | torch.SymInt) else None
+    if node.target is aten.mean.default:
+        return _elements(arguments[0])
+    if node.target is aten.mean.dim:
+        shape = arguments[0].meta["val"].shape
+        return _product(shape[place] for place in arguments[1] or range(len(shape)))
+    if node.target in REDUCTIONS and node.target not in NLL:
+        return _elements(arguments[0]) if reduction(node) == MEAN else None
+    return None
+
+
+def _is_gradient(node: Node, loss: Node) -> bool:
+    """Whether a node is the gradient of a loss function by one of its inputs."""
+    return node.target is _WITHIN[loss.target] and set(node.args[1:3]) == set(loss.args[:2])
+
+
+def _elements(node: Node) -> Number | None:
+    """How many elements a tensor has."""
+    value = node.meta.get("val")
+    return _product(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _product(sizes: Iterable[int | torch.SymInt]) -> Number:
+    whole: Number = 1
+    for size in sizes:
+        whole = whole * _expression(size)
+    return whole
+
+
+def _expression(size: int | torch.SymInt) -> Number:
+    if isinstance(size, torch.SymInt):
+        return int(size.node.expr) if size.node.expr.is_number else size.node.expr
+    return size

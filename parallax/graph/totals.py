@@ -1,0 +1,56 @@
+"""What a step asks of the batches of all workers together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from parallax.graph.aliases import memory_of
+from parallax.graph.batch_elements import BatchElements
+from parallax.graph.counts import Count, counts
+from parallax.graph.divisors import Divisor, divisors, is_plain
+from parallax.graph.operations import written_inputs
+from parallax.graph.step_graph import StepGraph
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What all workers know of their batches.
+
+    Args:
+        by_rows: they count by their rows in a mean; else all that are not empty count alike.
+        leave_out: some have labels that losses leave out by default.
+        total: the steps of all workers send totals, since those of some need them: an empty batch
+            does not tell.
+        decide: Python of some worker's step decides by their values.
+    """
+
+    by_rows: bool = True
+    leave_out: bool = False
+    total: bool = False
+    decide: bool = False
+
+
+def totals(step: StepGraph, variables: Collection[str], batches: Batches) -> list[Divisor | Count]:
+    """What the losses of a step divide by, and workers have to add up.
+
+    Args:
+        step: as it was captured.
+        variables: the names of those that it trains.
+        batches: of all workers.
+    """
+    of_batch = BatchElements(step, _changing(step, variables))
+    plain = batches.leave_out or not batches.by_rows
+    sums = [one for one in divisors(step, of_batch) if plain or not is_plain(one)]
+    return [*sums, *counts(step, of_batch, batches.by_rows)]
+
+
+def _changing(step: StepGraph, variables: Collection[str]) -> set[Node]:
+    """Inputs that do not stay as they are: parameters, and what the step changes."""
+    inputs = zip(step.inputs, step.own_placeholders(), strict=True)
+    found = {node for item, node in inputs if item.name in variables}
+    for node in step.graph.nodes:
+        found.update(memory_of(source) for source in written_inputs(node))
+    return {node for node in found if node.op == "placeholder"}
