@@ -10,6 +10,7 @@ import torch
 from torch.fx import Interpreter, Node
 
 from parallax.graph.lookups import Lookup
+from parallax.graph.operations import ancestors
 from parallax.graph.step_graph import StepGraph
 
 
@@ -84,7 +85,7 @@ class _Values:
 
     def value(self, node: Node, tables: set[Node]) -> Any:
         """The value of a node; None if it needs the result of a lookup or state that is absent."""
-        needed = _ancestors(node)
+        needed = ancestors([node])
         if needed & tables:
             return None
         environment = self._interpreter.env
@@ -99,14 +100,3 @@ class _Values:
             if isinstance(value, torch.Tensor) and value.device.type == "meta":
                 self._known[item] = None
         return self._known[node]
-
-
-def _ancestors(node: Node) -> set[Node]:
-    found: set[Node] = set()
-    queue = [node]
-    while queue:
-        current = queue.pop()
-        if current not in found:
-            found.add(current)
-            queue += current.all_input_nodes
-    return found

@@ -21,12 +21,11 @@ from parallax.graph.loss_terms import (
     NLL,
     REDUCTIONS,
     Factor,
-    ancestors,
     losses,
     reduction,
     terms,
 )
-from parallax.graph.operations import must_stay
+from parallax.graph.operations import ancestors, must_stay
 from parallax.graph.scalars import masks_of
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.torch_internals import free_unbacked_symbols

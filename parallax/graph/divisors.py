@@ -22,11 +22,11 @@ from parallax.graph.loss_terms import (
     REDUCTIONS,
     SUM,
     Factor,
-    ancestors,
     losses,
     reduction,
     terms,
 )
+from parallax.graph.operations import ancestors
 from parallax.graph.scalars import masks_of, run_program, slice_program
 from parallax.graph.step_graph import StepGraph
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.operations import is_view
+from parallax.graph.operations import ancestors, is_view
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -165,18 +165,6 @@ def _is_list(node: Any) -> bool:
 def _is_number(node: Any) -> bool:
     value = node.meta.get("val") if isinstance(node, Node) else None
     return node.op == "call_function" and isinstance(value, torch.Tensor) and value.numel() == 1
-
-
-def ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """What nodes follow from, with themselves."""
-    found: set[Node] = set()
-    queue = list(nodes)
-    while queue:
-        node = queue.pop()
-        if node not in found:
-            found.add(node)
-            queue += node.all_input_nodes
-    return found
 
 
 def _following(seed: Node) -> set[Node]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,6 +18,18 @@ def add_call(graph: Graph, target: Any, *args: Any, **named: Any) -> Node:
     values, others = map_arg((args, named), lambda source: source.meta["val"])
     node.meta["val"] = target(*values, **others)
     return node
+
+
+def ancestors(nodes: Iterable[Node]) -> set[Node]:
+    """What nodes follow from, with themselves."""
+    found: set[Node] = set()
+    queue = list(nodes)
+    while queue:
+        node = queue.pop()
+        if node not in found:
+            found.add(node)
+            queue += node.all_input_nodes
+    return found
 
 
 def is_view(node: Node) -> bool:

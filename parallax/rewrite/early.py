@@ -8,7 +8,7 @@ from torch.fx import Node
 
 from parallax.graph.aliases import memory_of
 from parallax.graph.compute import computes_much
-from parallax.graph.operations import must_stay, written_inputs
+from parallax.graph.operations import ancestors, must_stay, written_inputs
 from parallax.rewrite.context import Rewriting
 
 
@@ -19,13 +19,7 @@ def known_early(work: Rewriting, ids: Sequence[Node], first: Node) -> Node:
         The node in front of which they are known: that operation, or the lookup ``first``.
     """
     order = work.order()
-    needed: set[Node] = set()
-    queue = list(ids)
-    while queue:
-        node = queue.pop()
-        if node not in needed:
-            needed.add(node)
-            queue += node.all_input_nodes
+    needed = ancestors(ids)
     memories = {memory_of(node) for node in needed}
     heavy = next((node for node in order if computes_much(node)), first)
     between = [node for node in order if order[heavy] <= order[node] < order[first]]
