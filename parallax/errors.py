@@ -13,6 +13,7 @@ from typing import ClassVar
 __all__ = [
     "BatchError",
     "CaptureError",
+    "CheckError",
     "CheckpointError",
     "ConfigError",
     "DataDependentError",
@@ -109,6 +110,10 @@ class DataDependentError(CaptureError):
 
 class StepError(ModelError):
     """An operation of the captured step failed when it ran; names the line that it came from."""
+
+
+class CheckError(StepError):
+    """What the step itself checks did not hold when it ran, on some worker: raised on all."""
 
 
 class UnsupportedError(ModelError):

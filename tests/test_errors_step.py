@@ -13,6 +13,7 @@ from torch import nn
 
 from parallax.errors import (
     CaptureError,
+    CheckError,
     ConfigError,
     DataDependentError,
     ModelError,
@@ -60,7 +61,7 @@ def floats(model: Any, y: Any, loss: torch.Tensor) -> Any:
 
 
 def truth(model: Any, y: torch.Tensor, loss: torch.Tensor) -> Any:
-    assert (y > -100).all()  # here
+    assert (y > 1e6).all(), "outputs"  # here
 
 
 def decides(model: Any, y: torch.Tensor, loss: torch.Tensor) -> Any:
@@ -99,7 +100,7 @@ IN_THE_STEP: dict[str, tuple[Callable[..., Any], type[ParallaxError], tuple[str,
     "if": (branch, DataDependentError, (ONE_GRAPH, BRANCH)),
     "while": (loop, DataDependentError, (ONE_GRAPH, BRANCH)),
     "float": (floats, DataDependentError, (ONE_GRAPH, "tensor.item() instead of float(tensor)")),
-    "assert": (truth, DataDependentError, (ONE_GRAPH, BRANCH)),
+    "assert": (truth, CheckError, ("A check in the step failed: AssertionError: outputs.",)),
     "bool": (decides, DataDependentError, (ONE_GRAPH,)),
     "numpy": (to_numpy, CaptureError, (".numpy() is not supported", "keep numpy, .tolist()")),
     "asarray": (as_array, CaptureError, ("could not be captured", "keep numpy, .tolist()")),

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from parallax.errors import CaptureError, ModelError, ParallaxError, UnsupportedError
 from parallax.graph.aliases import memory_of
+from parallax.graph.assertions import Assertions, decided
 from parallax.graph.carried import read_by_step, used_gradients
 from parallax.graph.cleanup import clean
 from parallax.graph.collected import Before, Collected
@@ -83,11 +84,18 @@ def capture(
         ModelError: the step has no backward, or carries gradients from one call to the next.
     """
     objects.look_again()
-    once = functools.partial(
-        _capture_once,
-        *(step, objects, args, kwargs, devices or {}, varying or {}),
-        *(streams or Streams(), (), numbers),
+    given = (step, objects, args, kwargs, devices or {}, varying or {}, streams or Streams())
+    return decided(
+        lambda assertions: _capture_with_gradients(
+            functools.partial(_capture_once, *given, assertions, (), numbers)
+        )
     )
+
+
+def _capture_with_gradients(
+    once: Callable[[frozenset[str]], tuple[StepGraph, list[str]]],
+) -> StepGraph:
+    """Capture, by a function that puts gradients of some variables in their places before."""
     graph, carried = once(frozenset())
     if carried:
         # The step may clear them in a way that capture cannot see (p.grad = None): look again
@@ -119,6 +127,7 @@ def _capture_once(
     devices: Mapping[str, torch.device],
     varying: Mapping[Place, int],
     streams: Streams,
+    assertions: Assertions,
     drawn: tuple[Draw, ...],
     free: Numbers,
     sentinels: frozenset[str],
@@ -133,7 +142,7 @@ def _capture_once(
     lifted = [i for i, item in enumerate(batch) if isinstance(item, torch.Tensor) or i in python]
 
     real_values: dict[str, Any] = {leaf.name: leaf.value for leaf in numbers}
-    env = ScalarEnv(real_values)
+    env = ScalarEnv(real_values, assertions)
     mode = fake_mode(env)
     fakes = [fake_like(mode, leaf.value, _device(leaf, devices)) for leaf in tensors]
     real_values.update((_batch_name(i), batch[i]) for i in lifted)
@@ -161,7 +170,7 @@ def _capture_once(
     left = Collected()
     tracked: list[Mapping[torch.Tensor, Any]] = []
 
-    def program(*flat: Any) -> list[Any]:
+    def traced_step(*flat: Any) -> list[Any]:
         proxy_mode = get_proxy_mode()
         if proxy_mode is not None:
             env.attach(proxy_mode.tracer)
@@ -202,7 +211,7 @@ def _capture_once(
             warnings.catch_warnings(),
         ):
             warnings.filterwarnings("ignore", message="Sparse invariant checks")
-            module = trace(program, [*reals, *number_fakes, *batch_fakes])
+            module = trace(traced_step, [*reals, *number_fakes, *batch_fakes])
             guards = _guards(env, inputs)
             env.release()
     except ParallaxError:
@@ -216,7 +225,8 @@ def _capture_once(
             fake.grad = None
         known = (*fakes, *number_fakes, *batch_fakes, *left.flat, *recording.tensors())
         emptied = take_out([one for some in tracked for one in some], known)
-    again = functools.partial(_capture_once, step, objects, args, kwargs, devices, varying, streams)
+    given = (step, objects, args, kwargs, devices, varying, streams)
+    again = functools.partial(_capture_once, *given, assertions)
     if left.counted:
         more = free.with_counted(left.counted)
         try:

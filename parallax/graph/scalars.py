@@ -16,13 +16,15 @@ import contextlib
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from parallax.errors import DataDependentError
+from parallax.graph.assertions import Assertions, UndecidedError, checking, enforce, way_to_here
 from parallax.graph.operations import is_random, is_view, is_write, written_inputs
 from parallax.graph.replaced import replaced
 from parallax.graph.torch_internals import (
@@ -31,9 +33,14 @@ from parallax.graph.torch_internals import (
     evaluate,
     outside_tracing,
 )
-from parallax.graph.user_code import is_internal, user_line
+from parallax.graph.user_code import is_internal, user_line, user_place
 
 aten: Any = torch.ops.aten
+
+STEP = "traced_step"
+"""The function that calls the step while it is captured."""
+_MOST_CHECKS = 10_000
+"""In a step; more are a loop without an end."""
 
 
 def _emptiness(expression: Any) -> Any:
@@ -118,9 +125,13 @@ class Pending(NamedTuple):
 class ScalarEnv(ShapeEnv):
     """A ShapeEnv that decides branches on known numbers by their present values."""
 
-    def __init__(self, values: Mapping[str, Any]) -> None:
+    def __init__(self, values: Mapping[str, Any], assertions: Assertions | None = None) -> None:
         super().__init__(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         self.values = values
+        self._assertions = assertions or {}
+        self._asserted = 0
+        self._is_trying = False
+        """A branch has been taken to see what comes then."""
         """The state at capture and the batch, by the inputs' names."""
         self.of_batch: set[str] = set()
         """Of them, the batch's tensors."""
@@ -150,11 +161,15 @@ class ScalarEnv(ShapeEnv):
                 return emptiness
             found = [self._selection_of(symbol) or self._node_of(symbol) for symbol in symbols]
             nodes = tuple(node for node in found if node is not None)
+            if self._is_trying and not _is_condition(orig_expr):
+                return 1 if orig_expr.is_integer else math.nan  # for a message
             if self._tracer is None or len(nodes) < len(symbols):
                 raise self._refusal(orig_expr) from error
             sliced = slice_program(nodes, self.values, self._tracer.root)
             # A number for its own sake (int(x), range(x)) would have a graph for each value.
             of_batch = sliced is not None and not self.of_batch.isdisjoint(sliced[1])
+            if sliced is None and _is_condition(orig_expr):
+                return self._assert(orig_expr, symbols)
             if sliced is None or (of_batch and not _is_condition(orig_expr)):
                 raise self._refusal(orig_expr) from error
             program, names = sliced
@@ -168,6 +183,30 @@ class ScalarEnv(ShapeEnv):
     def is_size(self, symbol: Any) -> bool:
         """Whether a symbol is the size of a selection (by a mask), as against a value."""
         return symbol in self.size_like
+
+    def _assert(self, condition: Any, symbols: Sequence[Any]) -> Any:
+        """Decide what follows from parameters as the way that does not raise, and look at it when
+        the graph runs."""
+        import sympy
+
+        nodes = [self._node_of(symbol) for symbol in symbols]
+        if any(node is None for node in nodes):
+            raise self._refusal(condition)
+        way = way_to_here(STEP)
+        assertion = self._assertions.get(way)
+        self._asserted += 1
+        # What is tried is tried once: a loop may come here again, without an end.
+        if assertion is None or (self._is_trying and not assertion.known):
+            raise UndecidedError(self._refusal(condition), way)
+        if self._asserted > _MOST_CHECKS:
+            raise self._refusal(condition)
+        self._is_trying |= not assertion.known
+        graph = self._tracer.graph
+        failed = graph.call_function(checking(condition, symbols, assertion), tuple(nodes))
+        for node in (failed, graph.call_function(enforce, (failed,))):
+            node.meta.update(val=None, user_place=user_place())
+        self._decided[condition] = sympy.true if assertion.expected else sympy.false
+        return self._decided[condition]
 
     def _refusal(self, expression: Any) -> DataDependentError:
         return DataDependentError(
@@ -297,16 +336,18 @@ def symbolic_math() -> Iterator[None]:
     """Let functions of Python's numbers take symbols too, where torch's optimizers call them, and
     ``isinstance`` in users' code.
 
-    Functions of ``math``, of tensors as well, and ``torch.as_tensor`` (SparseAdam, ASGD; schedules
-    in the step), and ``max`` and ``min`` in Adafactor's module, which are names of its own for as
-    long.
+    Functions of ``math``, of tensors as well, and NumPy's of one number; ``torch.tensor`` and
+    ``torch.as_tensor`` (SparseAdam, ASGD; schedules in the step); and ``max`` and ``min`` in
+    Adafactor's module, which are names of its own for as long.
     """
     adafactor: Any = torch.optim._adafactor
+    functions = {name: _by_tensors(name) for name in _OF_NUMBERS}
+    functions["sqrt"] = _of_tensors(_or_symbolic(math.sqrt, torch.sym_sqrt))
+    functions["pow"] = _of_tensors(_or_symbolic(math.pow, _power))
     with replaced(
         (builtins, "isinstance", _is_instance),
-        *((math, name, _by_tensors(name)) for name in _OF_NUMBERS),
-        (math, "sqrt", _of_tensors(_or_symbolic(math.sqrt, torch.sym_sqrt))),
-        (math, "pow", _of_tensors(_or_symbolic(math.pow, _power))),
+        *((math, name, function) for name, function in functions.items()),
+        *((np, name, _of_one(getattr(np, name), functions[name])) for name in _OF_NUMPY),
         (torch, "as_tensor", _lifting(torch.as_tensor)),
         (torch, "tensor", _lifting(torch.tensor)),
         (adafactor, "max", _or_symbolic(max, torch.sym_max)),
@@ -325,9 +366,11 @@ def _is_instance(value: Any, kinds: Any) -> bool:
 
 _isinstance = isinstance
 _KINDS: dict[type, Any] = {torch.SymInt: 1, torch.SymFloat: 1.0, torch.SymBool: True}
+_OF_NUMPY = ("exp", "log", "sqrt", "isfinite", "isinf", "isnan")
 _OF_NUMBERS = (
     *("cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan"),
     *("exp", "expm1", "log", "log10", "log1p", "log2", "erf"),
+    *("isfinite", "isinf", "isnan"),
 )
 
 
@@ -351,6 +394,18 @@ def _of_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def called(*values: Any) -> Any:
         return function(*(v.item() if isinstance(v, torch.Tensor) else v for v in values))
+
+    return called
+
+
+def _of_one(original: Callable[..., Any], symbolic: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of NumPy that another one computes for a symbol, or a tensor of no dimension."""
+
+    def called(value: Any, *others: Any, **named: Any) -> Any:
+        is_tensor = isinstance(value, torch.Tensor) and value.dim() == 0
+        if others or named or not (is_tensor or _is_symbol(value)):
+            return original(value, *others, **named)
+        return symbolic(value)
 
     return called
 

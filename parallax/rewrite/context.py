@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from parallax.graph.operations import is_view, is_write
 from parallax.graph.step_graph import GraphInput, StepGraph
 from parallax.graph.torch_internals import expression
 from parallax.graph.variables import Analysis
@@ -186,6 +187,32 @@ def find_phases(
         if node in wanted:
             open_marks[node] = None
     return phases
+
+
+def updates_of(analysis: Analysis) -> set[Node]:
+    """In-place changes of variables, their slots and their shadows."""
+    step = analysis.step
+    followed = {
+        name
+        for variable in analysis.variables.values()
+        for name in (variable.name, *variable.slots, *variable.shadows)
+    }
+    base = {
+        node: node
+        for item, node in zip(step.inputs, step.placeholders(), strict=True)
+        if item.name in followed
+    }
+    found = set()
+    for node in step.graph.nodes:
+        source = node.args[0] if node.args and node.op == "call_function" else None
+        if not isinstance(source, Node) or source not in base:
+            continue
+        if is_write(node):
+            found.add(node)
+            base[node] = base[source]
+        elif is_view(node):
+            base[node] = base[source]
+    return found
 
 
 Pass = Callable[[Rewriting], None]

@@ -24,6 +24,7 @@ from parallax.graph.aliases import memory_of
 from parallax.graph.cleanup import is_effect, remove_dead
 from parallax.graph.operations import is_random, is_view, is_write, written_inputs
 from parallax.graph.step_graph import GraphInput
+from parallax.ops.checks import ChecksSpec
 from parallax.ops.resources import (
     leave,
     pull_bags,
@@ -60,6 +61,8 @@ def defer_updates(result: WorkerGraph, may_wait: Callable[[BucketEntry], bool]) 
         may_wait: whether the sum of a gradient can be awaited while other workers do something
             else.
     """
+    if any(isinstance(spec, ChecksSpec) for spec in result.resources):
+        return  # a step whose checks fail must leave nothing under way
     graph = result.step.graph
     resources = result.step.placeholders()[: len(result.resources)]
     specs = dict(zip(resources, result.resources, strict=True))

@@ -6,10 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Node
 
 from parallax.graph.cleanup import remove_dead
-from parallax.graph.operations import is_view, is_write
 from parallax.graph.variables import Analysis
 from parallax.ops import marks
 from parallax.ops.resources import coalesce
@@ -17,7 +15,8 @@ from parallax.rewrite.accumulate import sum_in_place
 from parallax.rewrite.alone import for_one_worker
 from parallax.rewrite.blocks import split_updates
 from parallax.rewrite.changed import copy_given_away, note_changed_gradients
-from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases
+from parallax.rewrite.checks import settle_checks, share_checks
+from parallax.rewrite.context import Pass, Rewriting, WorkerGraph, find_phases, updates_of
 from parallax.rewrite.row_ids import check_row_ids
 from parallax.rewrite.shards import combine_reductions, place_on_shards, pull_new_values
 from parallax.rewrite.touched_rows import touch_only_rows
@@ -40,7 +39,7 @@ def lower_marks(work: Rewriting) -> None:
         work.graph.erase_node(node)
 
 
-BEFORE: tuple[Pass, ...] = (place_on_shards,)
+BEFORE: tuple[Pass, ...] = (share_checks, place_on_shards)
 AFTER: tuple[Pass, ...] = (
     touch_only_rows,
     split_updates,
@@ -51,6 +50,7 @@ AFTER: tuple[Pass, ...] = (
     sum_in_place,
     copy_given_away,
     note_changed_gradients,
+    settle_checks,
 )
 
 
@@ -60,39 +60,13 @@ def passes(names: Collection[str]) -> list[Pass]:
     return [*BEFORE, *dict.fromkeys(one for one in found if one is not None), *AFTER]
 
 
-def _updates(analysis: Analysis) -> set[Node]:
-    """In-place changes of variables, their slots and their shadows."""
-    step = analysis.step
-    followed = {
-        name
-        for variable in analysis.variables.values()
-        for name in (variable.name, *variable.slots, *variable.shadows)
-    }
-    base = {
-        node: node
-        for item, node in zip(step.inputs, step.placeholders(), strict=True)
-        if item.name in followed
-    }
-    found = set()
-    for node in step.graph.nodes:
-        source = node.args[0] if node.args and node.op == "call_function" else None
-        if not isinstance(source, Node) or source not in base:
-            continue
-        if is_write(node):
-            found.add(node)
-            base[node] = base[source]
-        elif is_view(node):
-            base[node] = base[source]
-    return found
-
-
 def prepare(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -> Rewriting:
     """What the passes work on, before the first of them."""
     step = analysis.step
     work = Rewriting(analysis, strategy, worker, workers, WorkerGraph(step))
     nodes = list(step.graph.nodes)
     found = [node for node in nodes if node.target is marks.GRADIENT]
-    work.phases = find_phases(found, nodes, _updates(analysis))
+    work.phases = find_phases(found, nodes, updates_of(analysis))
     return work
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.config import Config
-from parallax.errors import ConfigError
+from parallax.errors import CheckError, ConfigError
 from parallax.graph.capture import capture
 from parallax.graph.checks import check_batch, check_not_dealt, check_state
 from parallax.graph.discovery import StepObjects
@@ -152,6 +152,7 @@ class Runner:
             ModelError: the step cannot be captured or distributed; found at its first call.
             DataError: the batch does not fit, or looks up a row that does not exist. Nothing was
                 updated in this step, on any worker.
+            CheckError: what the step checks did not hold, on this worker or another one.
             PeerError: another worker failed.
         """
         if self._state.refresh_if_replaced():
@@ -170,6 +171,9 @@ class Runner:
                 self._profiler.before()
             result = program.run(flat)
             self._course.end(program)
+        except CheckError:
+            self._steps += 1  # on all workers at one place: steps that are announced stay so
+            raise
         except BaseException:
             self._course.forget()
             raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from parallax.ops.checks import ChecksSpec
 from parallax.ops.factors import FactorsSpec
 from parallax.ops.specs import (
     BagsSpec,
@@ -23,6 +24,7 @@ from parallax.runtime.comm.world import World
 from parallax.runtime.encoded.pool import EncodedBuckets
 from parallax.runtime.exchange.bags import BagExchange
 from parallax.runtime.exchange.batch_norms import BatchNorms
+from parallax.runtime.exchange.checks import Checks
 from parallax.runtime.exchange.combine import Combiner
 from parallax.runtime.exchange.dense import Buckets
 from parallax.runtime.exchange.factors import FactorExchange
@@ -56,6 +58,8 @@ class ResourcePool:
             return ValueGather(spec, self._world)
         if isinstance(spec, TotalsSpec):
             return BatchTotals(spec, self._world, self._control)
+        if isinstance(spec, ChecksSpec):
+            return Checks(spec, self._world, self._control)
         if isinstance(spec, OwnSpec):
             return spec.make(self._world, self._control)
         if isinstance(spec, RowsSpec):
