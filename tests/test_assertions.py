@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from typing import Any
 
 import assertions
 import pytest
 import torch
 import torch.nn.functional as F
+from cells import sampled
 from pool import Pool
 from torch import nn
 
@@ -32,8 +34,9 @@ def _is_told(text: str, name: str, place: str = "") -> bool:
     return text.startswith(told) and f"assertions.py:{line}: " in text
 
 
-@pytest.mark.parametrize("compile", ["none", "inductor"])
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    ("name", "compile"), [*((name, "none") for name in CHECKS), ("exit", "inductor")]
+)
 def test_one_worker(name: str, compile: str, capsys: pytest.CaptureFixture[str]) -> None:
     counts = [(max(parts[1], -3),) for parts in COUNTS]
     far, raised = assertions.train(single(CPU), name, counts, {"compile": compile})
@@ -43,8 +46,9 @@ def test_one_worker(name: str, compile: str, capsys: pytest.CaptureFixture[str])
     assert "stopping" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("strategy", ["HYBRID", "PS", "ZeRO"])
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    ("name", "strategy"), sampled(itertools.product(CHECKS, ["HYBRID", "PS", "ZeRO"]), 5)
+)
 def test_all_workers_raise_what_one_finds(pool: Pool, name: str, strategy: str) -> None:
     counts = [parts[:2] for parts in COUNTS]
     finder = 1 if name in assertions.CHECKS else 0  # gradients are those of all workers
