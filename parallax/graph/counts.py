@@ -108,10 +108,13 @@ class _Search:
             if number in found and node not in found[number].terms:
                 del found[number]  # which of the gradients are divided for it is not known
         for key, count in found.items():
-            if isinstance(key, Node):
-                count.uses += (node for node in gradients if _is_gradient(node, key))
-            else:
-                count.uses += (node for node in gradients if self._divides_by(node) == key)
+            for node in sorted(gradients, key=self._order.__getitem__):
+                if isinstance(key, Node):
+                    is_use = _is_gradient(node, key)
+                else:
+                    is_use = self._divides_by(node) == key
+                if is_use:
+                    count.uses.append(node)
             if count.uses:
                 yield count
 
