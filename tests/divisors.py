@@ -106,7 +106,7 @@ SELECTED: dict[str, Loss] = {
         + _words(s, y, ignore_index=PAD)
     ),
 }
-"""Means over selections; a selection of nothing has no mean, so every worker needs some."""
+"""Means over selections; of a selection of nothing only the loss is no number."""
 
 Packed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Of scores [words, classes], labels [words], and scores [sequences, classes]."""
