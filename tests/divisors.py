@@ -80,6 +80,7 @@ ALIKE: dict[str, Loss] = {
 
 SELECTED: dict[str, Loss] = {
     "mean of selected": lambda s, y: _of_each(s, y)[y != PAD].mean(),
+    "halves": lambda s, y: _of_each(s, y)[y != PAD].to(torch.bfloat16).square().mean().double(),
     "masked_select": lambda s, y: torch.masked_select(_of_each(s, y), y != PAD).mean(),
     "indices": lambda s, y: s.square().flatten(0, 1)[(y != PAD).flatten().nonzero()[:, 0]].mean(),
     "squares": lambda s, y: F.mse_loss(s[y != PAD], s.detach()[y != PAD] + 1),

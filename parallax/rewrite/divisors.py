@@ -32,6 +32,8 @@ _BY_TENSOR = {
     aten.div.Scalar: aten.div.Tensor,
     aten.div_.Scalar: aten.div_.Tensor,
 }
+_HALVES = {torch.float16, torch.bfloat16}
+"""What a number of elements does not fit into."""
 
 
 def dividing_by_all(batches: Batches) -> Pass:
@@ -182,7 +184,7 @@ def _replace_count(
     number = _in_mean(work, total, own, whole)
     for use in count.uses:
         arguments: Any = use.args
-        if divides_within(use):
+        if divides_within(use) or use.meta["val"].dtype in _HALVES:
             with graph.inserting_before(use):
                 more = add_call(graph, aten.div.Tensor, counted, number)
                 more = _alike(work, more, arguments[0])
