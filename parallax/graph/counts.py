@@ -32,7 +32,6 @@ from parallax.graph.torch_internals import free_unbacked_symbols
 
 aten: Any = torch.ops.aten
 
-_MEANS = {aten.mean.default, aten.mean.dim}
 _QUOTIENTS = {aten.div.Tensor, aten.div.Scalar, aten.div_.Tensor, aten.div_.Scalar}
 _WITHIN = {
     aten.mse_loss.default: aten.mse_loss_backward.default,
@@ -107,8 +106,9 @@ class _Search:
             number = self._divides_by(node)
             if number in found and node not in found[number].terms:
                 del found[number]  # which of the gradients are divided for it is not known
+        after = sorted(gradients, key=self._order.__getitem__) if found else []
         for key, count in found.items():
-            for node in sorted(gradients, key=self._order.__getitem__):
+            for node in after:
                 if isinstance(key, Node):
                     is_use = _is_gradient(node, key)
                 else:
@@ -172,10 +172,7 @@ class _Search:
         for symbol in self._selecting(number):
             if (number / symbol).is_number:
                 return Count(number, self._masks[symbol][0], int(number / symbol))
-        source = min(
-            (one for one in self._order if self._as_first(_elements(one)) == number),
-            key=self._order.__getitem__,
-        )
+        source = next(one for one in self._order if self._as_first(_elements(one)) == number)
         return Count(number, source, None)
 
 
