@@ -2,6 +2,7 @@
 
     python -m benchmarks.step_overhead
     python -m benchmarks.step_overhead --system replayed --system compiled --system torch.compile
+    python -m benchmarks.step_overhead --device cuda --steps 20
 
 Equal copies of each model, each in a process of its own, take turns: the eager step, and the step
 as parallax captures it, replayed, compiled by Inductor, or ``settled``: as the default is after
@@ -79,19 +80,20 @@ def main(arguments: list[str] | None = None) -> None:
     add("--rounds", type=int, default=30, help="measured rounds, after two that are not")
     add("--steps", type=int, default=2, help="steps of a variant in its turn")
     add("--threads", type=int, default=1, help="torch's threads")
+    add("--device", default="cpu", help="what computes; with cuda, its first device")
     add("--asked", choices=(EAGER, *SYSTEMS), help=argparse.SUPPRESS)  # be the process of this one
     args = parser.parse_args(arguments)
     if args.asked:
         torch.set_num_threads(args.threads)
         warnings.filterwarnings("ignore", message="LSTM with projections is not supported")
         (case,) = args.case
-        _answer(CASES[case], args.asked)
+        _answer(CASES[case], args.asked, torch.device(args.device))
         return
 
     table = Table(
         title="A step of one worker",
         caption=f"medians of {args.rounds} rounds of {args.steps} steps; torch "
-        f"{torch.__version__}, {args.threads} of {os.cpu_count()} cores",
+        f"{torch.__version__}, {_hardware(args)}",
         title_justify="left",
         caption_justify="left",
     )
@@ -105,13 +107,19 @@ def main(arguments: list[str] | None = None) -> None:
     Console().print(table)
 
 
+def _hardware(args: argparse.Namespace) -> str:
+    if args.device == "cpu":
+        return f"{args.threads} of {os.cpu_count()} cores"
+    return torch.cuda.get_device_name(args.device)
+
+
 def _rows(case: str, systems: Sequence[str], args: argparse.Namespace) -> list[list[str]]:
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         asked: dict[str, Asked] = {}
         first: dict[str, float] = {}
         for system in (EAGER, *systems):
-            asked[system] = _start(case, system, args.threads, directory)
+            asked[system] = _start(case, system, args, directory)
             stack.callback(asked[system].close)
             first[system] = asked[system].answer(float, LIMIT)
 
@@ -135,10 +143,10 @@ def _rows(case: str, systems: Sequence[str], args: argparse.Namespace) -> list[l
     return rows
 
 
-def _start(case: str, system: str, threads: int, directory: Path) -> Asked:
+def _start(case: str, system: str, args: argparse.Namespace, directory: Path) -> Asked:
     """The process of a system, which answers how long its first runs took."""
     command = [sys.executable, "-m", "benchmarks.step_overhead", "--case", case]
-    command += ["--asked", system, "--threads", f"{threads}"]
+    command += ["--asked", system, "--threads", f"{args.threads}", "--device", args.device]
     log = directory / f"{system}.log"
     pipe = subprocess.PIPE
     with log.open("wb") as said:
@@ -146,17 +154,20 @@ def _start(case: str, system: str, threads: int, directory: Path) -> Asked:
     return Asked([process], [log])
 
 
-def _answer(build: Callable[[], Workload], system: str) -> None:
+def _answer(build: Callable[[], Workload], system: str, device: torch.device) -> None:
     asker = Asker()
     torch.manual_seed(0)
     workload = build()
-    batch = workload.batch()
+    workload.model.to(device)
+    batch = tuple(part.to(device) for part in workload.batch())
     run = _runner(system, workload)
     question = Play(FIRST_RUNS)
     while question is not None:
         started = time.perf_counter()
         for _ in range(question.steps):
             run(*batch)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         asker.answer(time.perf_counter() - started)
         question = asker.question(Play)
 
