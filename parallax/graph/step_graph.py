@@ -128,7 +128,7 @@ class StepGraph:
         """
         graph = torch.fx.Graph()
         graph.output(graph.graph_copy(self.graph, {}))
-        last, original = (next(reversed(one.nodes)) for one in (graph, self.graph))
+        last, original = (next(iter(reversed(one.nodes))) for one in (graph, self.graph))
         last.meta.update(original.meta)
         kind = torch.fx.GraphModule if runs else _Unwritten
         return replace(self, graph_module=kind(self.graph_module, graph))

@@ -76,7 +76,7 @@ def defer_updates(result: WorkerGraph, may_wait: Callable[[BucketEntry], bool]) 
     with graph.inserting_after(resources[-1]):
         late = graph.placeholder(f"late_{len(resources)}")
     taken = [_take(result, update, specs) for update in found]
-    last = next(reversed(graph.nodes))
+    last = next(iter(reversed(graph.nodes)))
     for number, one in enumerate(taken):
         first = _first_touch(graph, one, last)
         with graph.inserting_before(first):

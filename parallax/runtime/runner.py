@@ -323,7 +323,7 @@ class Runner:
         with any_number_of_rows() if together else contextlib.nullcontext():
             step = capture(
                 *(self._step, self._objects, batch, named),
-                *(self._devices, varying, numbers, self._streams),
+                *(self._device_by_name(), varying, numbers, self._streams),
             )
         self._captures += 1
         if first and self._config.average_dense and self._config.average_sparse:
@@ -346,6 +346,11 @@ class Runner:
             self._batches = agree_on_batches(self._world, analysis, flat, by_rows)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
         return description, analysis
+
+    def _device_by_name(self) -> dict[str, torch.device]:
+        """Where tensors that the user's objects hold without storage are, or will be."""
+        dealt = {name: rows.device for name, rows in self._state.shards.items()}
+        return {**self._devices, **dealt}
 
     def _bind(self, rewritten: WorkerGraph, description: str) -> Program:
         for optimizer in self._objects.optimizers.values():

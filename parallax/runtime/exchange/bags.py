@@ -222,7 +222,7 @@ class BagExchange:
         self, sent: list[list[torch.Tensor]], counts: list[int], dtype: torch.dtype, purpose: str
     ) -> _Message:
         flat = [part for row in sent for part in row]
-        message = torch.cat(flat) if flat else torch.empty(0, dtype=dtype)
+        message = torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=self.world.device)
         received = torch.empty(sum(counts), dtype=dtype, device=self.world.device)
         totals = [sum(part.numel() for part in row) for row in sent]
         pending = self.world.all_to_all(received, message, counts, totals, purpose)
