@@ -17,6 +17,8 @@ import bag_steps
 import compiled_steps
 import equality
 import pytest
+import recorded_steps
+import recurrent_steps
 import synchronizers
 import torch
 from launching import LAUNCHER_VARIABLES, ROOT
@@ -113,6 +115,24 @@ def test_compiled_regions_give_the_numbers_of_one_device(cuda_pool: Pool, size: 
     for difference, plan in cuda_pool.run(size, compiled_steps.compare, "HYBRID", "adam"):
         assert difference < 1e-10
         assert plan.startswith("compiled: "), plan
+
+
+@pytest.mark.parametrize("size", SIZES[:2])
+@pytest.mark.parametrize(("option", "optimizer"), [("HYBRID", "adam"), ("PS", "momentum")])
+def test_recorded_regions_give_the_numbers_of_regions_that_run(
+    cuda_pool: Pool, option: str, optimizer: str, size: int
+) -> None:
+    for found in cuda_pool.run(size, recorded_steps.compare, option, optimizer):
+        assert found["difference"] < 1e-10
+        ready, of, total = found["plan"].split()[1:4]
+        assert (ready, of) == (total, "of"), found["plan"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", recurrent_steps.LAYERS)
+def test_recurrent_layers_are_those_of_one_device(kind: str, dtype: torch.dtype) -> None:
+    found = recurrent_steps.compare(kind, dtype, torch.device("cuda", 0))
+    assert found < (1e-10 if dtype is torch.float64 else 1e-3)
 
 
 def test_a_script_has_a_worker_for_each_device(tmp_path: Path) -> None:

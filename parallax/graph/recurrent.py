@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from parallax.graph.replaced import replaced
+from parallax.ops.cudnn import MODES, cudnn_layer
 from parallax.ops.gru import gru
 from parallax.ops.recurrent import lstm, onednn_lstm
 from parallax.ops.rnn import rnn
@@ -30,8 +31,8 @@ these have biases, and whether the last step comes first: outputs, and the state
 def whole_layers() -> Iterator[None]:
     """Let torch's recurrent functions record whole layers, which hold for every length.
 
-    Autocast, sequences of no steps, and other devices than the CPU are left to PyTorch; packed
-    sequences are not met here (:mod:`parallax.graph.packed`).
+    Autocast on the CPU, sequences of no steps, and other devices than the CPU and CUDA's are left
+    to PyTorch; packed sequences are not met here (:mod:`parallax.graph.packed`).
     """
     modules: tuple[Any, ...] = (torch, torch._VF)
     recording = {name: _recording(getattr(torch, name), layer) for name, layer in LAYERS.items()}
@@ -43,23 +44,33 @@ def _recording(original: Callable[..., Any], layer: Layer) -> Callable[..., Any]
     def record(*args: Any) -> Any:
         # Of packed sequences, of different lengths in one batch, the sizes come second.
         if len(args) == 9 and isinstance(args[3], bool):
-            x, state, *settings = args
+            x, state, params, *settings = args
             states = (state,) if isinstance(state, torch.Tensor) else tuple(state)
-            if _applies(x, states, args[2], batch_first=args[8]):
-                x, states = stacked(layer, x, states, *settings)
-                return x, *states
+            with contextlib.ExitStack() as stack:
+                if x.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+                    x, states, params = _cast(x, states, params)
+                    stack.enter_context(torch.autocast("cuda", enabled=False))
+                if _applies(x, states, params, batch_first=args[8]):
+                    x, states = stacked(layer, x, states, params, *settings)
+                    return x, *states
         return original(*args)
 
     return record
+
+
+def _cast(x: torch.Tensor, states: State, params: Params) -> tuple[torch.Tensor, State, Params]:
+    """As autocast has them for cuDNN: all of its type."""
+    dtype = torch.get_autocast_dtype("cuda")
+    return x.to(dtype), tuple(one.to(dtype) for one in states), [one.to(dtype) for one in params]
 
 
 def _applies(x: torch.Tensor, states: State, params: Params, batch_first: bool) -> bool:
     same = all(tensor.dtype is x.dtype for tensor in (*states, *params))
     return (
         same
-        and x.device.type == "cpu"
+        and x.device.type in ("cpu", "cuda")
         and x.shape[1 if batch_first else 0] > 0
-        and not torch.is_autocast_enabled("cpu")
+        and not (x.device.type == "cpu" and torch.is_autocast_enabled("cpu"))
     )
 
 
@@ -102,16 +113,31 @@ def _in_onednn(x: torch.Tensor, params: Params, biases: bool) -> bool:
     """Whether oneDNN has the layer: of float32 numbers, with biases, without a projection."""
     return (
         x.dtype is torch.float32
+        and x.device.type == "cpu"
         and biases
         and torch.backends.mkldnn.is_available()
         and params[1].shape[0] == 4 * params[1].shape[1]
     )
 
 
+def _by_cudnn(
+    mode: str, x: torch.Tensor, state: State, params: Params, reverse: bool
+) -> tuple[torch.Tensor, State] | None:
+    """A layer on a CUDA device, where cuDNN has it."""
+    if x.device.type != "cuda" or not torch.backends.cudnn.enabled:
+        return None
+    hidden, cells = (*state, None)[:2]
+    output, last, last_cells, *_ = cudnn_layer(x, list(params), hidden, cells, MODES[mode], reverse)
+    return output, (last,) if cells is None else (last, last_cells)
+
+
 def _lstm(
     x: torch.Tensor, state: State, params: Params, biases: bool, reverse: bool
 ) -> tuple[torch.Tensor, State]:
     hidden, cells = state
+    found = _by_cudnn("lstm", x, state, params, reverse)
+    if found is not None:
+        return found
     if _in_onednn(x, params, biases):
         output, hidden, cells, _ = onednn_lstm(x, list(params), hidden, cells, reverse)
         return output, (hidden, cells)
@@ -131,6 +157,9 @@ def lstm_steps(
 def _gru(
     x: torch.Tensor, state: State, params: Params, biases: bool, reverse: bool
 ) -> tuple[torch.Tensor, State]:
+    found = _by_cudnn("gru", x, state, params, reverse)
+    if found is not None:
+        return found
     gates = F.linear(x, params[0], params[2] if biases else None)
     output, *_ = gru(gates, params[1], params[3] if biases else None, state[0], reverse)
     return output, (_last(output, reverse),)
@@ -139,6 +168,9 @@ def _gru(
 def _rnn(
     x: torch.Tensor, state: State, params: Params, biases: bool, reverse: bool, *, relu: bool
 ) -> tuple[torch.Tensor, State]:
+    found = _by_cudnn("rnn_relu" if relu else "rnn_tanh", x, state, params, reverse)
+    if found is not None:
+        return found
     sums = F.linear(x, params[0], params[2] + params[3] if biases else None)
     output = rnn(sums, params[1], state[0], relu, reverse)
     return output, (_last(output, reverse),)

@@ -22,13 +22,23 @@ _LIBRARY.define(
     "float[] steps, float rate, float beta1, float beta2, float decay, float tiny, "
     "bool decoupled) -> ()"
 )
+# With what changes from step to step on the device, in float64: a recorded call reads it there.
+_LIBRARY.define(
+    "sgd_by_tensors_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] buffers, "
+    "Tensor rate, float decay, float momentum, float dampening, bool nesterov) -> ()"
+)
+_LIBRARY.define(
+    "adam_by_tensors_(Tensor(a!)[] parameters, Tensor[] gradients, Tensor(b!)[] means, "
+    "Tensor(c!)[] squares, Tensor[] steps, Tensor rate, float beta1, float beta2, float decay, "
+    "float tiny, bool decoupled) -> ()"
+)
 
 
 def sgd(
     parameters: Sequence[torch.Tensor],
     gradients: Sequence[torch.Tensor],
     buffers: Sequence[torch.Tensor],
-    rate: float,
+    rate: float | torch.Tensor,
     decay: float,
     momentum: float,
     dampening: float,
@@ -46,6 +56,7 @@ def sgd(
         nesterov: whether the gradient counts once more.
     """
     columns = [parameters, gradients, *([buffers] if buffers else [])]
+    rate = _rate(rate)
     with _Aligned(columns, changed=(0, 2)) as (own, given, *momenta):
         torch._fused_sgd_(
             own,
@@ -66,8 +77,8 @@ def adam(
     gradients: Sequence[torch.Tensor],
     means: Sequence[torch.Tensor],
     squares: Sequence[torch.Tensor],
-    steps: Sequence[float],
-    rate: float,
+    steps: Sequence[float] | Sequence[torch.Tensor],
+    rate: float | torch.Tensor,
     beta1: float,
     beta2: float,
     decay: float,
@@ -85,8 +96,9 @@ def adam(
         tiny: added to roots.
         decoupled: weights decay by themselves, not through the gradient.
     """
-    counts = {step: torch.tensor(step, dtype=torch.float32) for step in set(steps)}
-    update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    counts = _counts(steps, parameters[0].device)
+    rate = _rate(rate)
+    update: Any = torch._fused_adamw_ if decoupled else torch._fused_adam_
     columns = [parameters, gradients, means, squares]
     with _Aligned(columns, changed=(0, 2, 3)) as (own, given, first, second):
         update(
@@ -95,7 +107,7 @@ def adam(
             first,
             second,
             [],
-            [counts[step] for step in steps],
+            counts,
             lr=rate,
             beta1=beta1,
             beta2=beta2,
@@ -104,6 +116,23 @@ def adam(
             amsgrad=False,
             maximize=False,
         )
+
+
+def _rate(rate: float | torch.Tensor) -> float | torch.Tensor:
+    """A learning rate as the kernels want it: those on CUDA read it in float32."""
+    if isinstance(rate, torch.Tensor) and rate.device.type == "cuda":
+        return rate.float()
+    return rate
+
+
+def _counts(
+    steps: Sequence[float] | Sequence[torch.Tensor], device: torch.device
+) -> Sequence[torch.Tensor]:
+    """Numbers of steps as the kernels want them."""
+    if isinstance(steps[0], torch.Tensor):
+        return torch.stack(list(steps)).float().unbind()  # type: ignore[arg-type]
+    tensors = {step: torch.tensor(step, dtype=torch.float32, device=device) for step in set(steps)}
+    return [tensors[step] for step in steps]
 
 
 class _Aligned:
@@ -148,8 +177,17 @@ def _lie_alike(tensors: Sequence[torch.Tensor]) -> bool:
     return whole == math.prod(tensors[0].shape)
 
 
-_LIBRARY.impl("sgd_", sgd, "CPU")
-_LIBRARY.impl("adam_", adam, "CPU")
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("sgd_", sgd, _key)
+    _LIBRARY.impl("adam_", adam, _key)
+    _LIBRARY.impl("sgd_by_tensors_", sgd, _key)
+    _LIBRARY.impl("adam_by_tensors_", adam, _key)
+
+for _name in ("sgd_", "adam_", "sgd_by_tensors_", "adam_by_tensors_"):
+    torch.library.register_fake(f"parallax::{_name}", lambda *arguments: None, lib=_LIBRARY)
 
 SGD: Any = torch.ops.parallax.sgd_.default
 ADAM: Any = torch.ops.parallax.adam_.default
+SGD_BY_TENSORS: Any = torch.ops.parallax.sgd_by_tensors_.default
+ADAM_BY_TENSORS: Any = torch.ops.parallax.adam_by_tensors_.default
+UPDATES = (SGD, ADAM)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
-from parallax.graph.operations import returned_input
+from parallax.graph.aliases import base_of
+from parallax.graph.operations import returned_input, written_inputs
 from parallax.ops.kernels import OPERATIONS
 from parallax.ops.specs import ResourceSpec
-from parallax.rewrite.tensor_numbers import as_number, is_number, tensor_form, to_tensor
+from parallax.rewrite.tensor_numbers import (
+    as_number,
+    constant_arguments,
+    is_number,
+    tensor_form,
+    to_tensor,
+)
 
 Kind = Literal["input", "computed", "replayed", "remade"]
 """What becomes of a node: it is an input, part of a region, replayed, or made anew in each place
@@ -32,11 +39,39 @@ class Region:
         name: of the submodule in the cut graph.
         module: its operations; numbers are tensors of no dimension.
         operations: how many.
+        numbers: which inputs are given as numbers, of a region that is recorded.
+        constants: those among them that its operations want as numbers as well.
+        changed: which inputs it changes.
+        kept: which of them are the run's own state, that stays where it is in memory.
     """
 
     name: str
     module: GraphModule
     operations: int
+    numbers: frozenset[int] = frozenset()
+    constants: frozenset[int] = frozenset()
+    changed: frozenset[int] = frozenset()
+    kept: frozenset[int] = frozenset()
+
+
+def with_constants(region: Region, inputs: Sequence[Any]) -> GraphModule:
+    """A region's module with the numbers among these inputs that it wants as such written in."""
+    if not region.constants:
+        return region.module
+    graph = Graph()
+    graph.output(graph.graph_copy(region.module.graph, {}))
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    values = {placeholders[place]: inputs[place] for place in region.constants}
+
+    def written(node: Node) -> Any:
+        return values.get(node, node)
+
+    for node in values:
+        for user in list(node.users):
+            user.args = map_arg(user.args, written)
+        graph.erase_node(node)
+    graph.set_codegen(CodeGen())
+    return GraphModule({}, graph)
 
 
 @dataclass
@@ -50,6 +85,10 @@ class Cutting:
     """By computed or replayed node, those that must have run before it."""
     specs: dict[Node, ResourceSpec]
     """By input, what of the runtime it is."""
+    state: dict[Node, Node]
+    """By input that is the run's state, the memory that it is part of."""
+    recorded: bool
+    """Whether regions are recorded: numbers are given to them as numbers."""
     done: set[Node] = field(default_factory=set)
     plan: list[list[Node] | Node] = field(default_factory=list)
     """Regions, and what is replayed between them."""
@@ -131,16 +170,38 @@ class _Building:
             if returned_input(node) is None and _leaves(node, own, self._cutting.kinds)
         ]
         module = inside.finish(results)
+        recorded = self._cutting.recorded
+        numbers = {place for place, node in enumerate(inside.inputs) if is_number(node)}
         inputs = [
-            self._tensor(node) if is_number(node) else self._value(node) for node in inside.inputs
+            self._tensor(node) if place in numbers and not recorded else self._value(node)
+            for place, node in enumerate(inside.inputs)
         ]
         name = f"region_{len(self._regions)}"
-        self._regions.append(Region(name, module, self._size(nodes)))
+        region = Region(name, module, self._size(nodes))
+        if recorded:
+            region.numbers, region.constants = frozenset(numbers), frozenset(inside.constants)
+            region.changed, region.kept = self._memory(inside.inputs, nodes)
+        self._regions.append(region)
         called = self._graph.create_node("call_module", name, tuple(inputs))
         for place, node in enumerate(results):
             value = self._graph.call_function(operator.getitem, (called, place))
             value.meta.update(node.meta)
             (self._tensors if is_number(node) else self._made)[node] = value
+
+    def _memory(
+        self, inputs: Sequence[Node], nodes: Sequence[Node]
+    ) -> tuple[frozenset[int], frozenset[int]]:
+        """Which inputs the nodes of a region change, and which are the run's state."""
+        state = self._cutting.state
+
+        def memory(node: Node) -> Node:
+            base = base_of(node)
+            return state.get(base, base)
+
+        written = {memory(source) for node in nodes for source in written_inputs(node)}
+        changed = {place for place, node in enumerate(inputs) if memory(node) in written}
+        kept = {place for place, node in enumerate(inputs) if base_of(node) in state}
+        return frozenset(changed), frozenset(kept)
 
 
 def _leaves(node: Node, own: set[Node], kinds: dict[Node, Kind]) -> bool:
@@ -164,15 +225,23 @@ class _RegionGraph:
         self._kinds = kinds
         self._graph = Graph()
         self._made: dict[Node, Node] = {}
+        self._constants: dict[Node, Node] = {}
+        self._last: Node = self._graph._root
         self.inputs: list[Node] = []
         """What it takes, of the graph that is cut."""
+        self.constants: list[int] = []
+        """Which of these are wanted as numbers."""
         for node in nodes:
             self._made[node] = self._copy(node)
 
     def _copy(self, node: Node) -> Node:
         form = tensor_form(node)
         assert form is not None
-        args = map_arg(node.args, self._value)
+        constant = constant_arguments(node)
+        args = tuple(
+            map_arg(argument, self._constant if place in constant else self._value)
+            for place, argument in enumerate(node.args)
+        )
         kwargs = map_arg(node.kwargs, self._value)
         target = OPERATIONS.get(form, form)
         return self._graph.call_function(target, args, dict(kwargs))
@@ -187,12 +256,21 @@ class _RegionGraph:
         changed = returned_input(node) if kind == "computed" else None
         if changed is not None:
             return self._value(changed)
+        self._made[node] = self._input(node)
+        return self._made[node]
+
+    def _constant(self, node: Node) -> Node:
+        """A number that stays one."""
+        if node not in self._constants:
+            self.constants.append(len(self.inputs))
+            self._constants[node] = self._input(node)
+        return self._constants[node]
+
+    def _input(self, node: Node) -> Node:
         self.inputs.append(node)
-        last = self._made[self.inputs[-2]] if len(self.inputs) > 1 else self._graph._root
-        with self._graph.inserting_after(last):
-            new = self._graph.placeholder(f"in_{len(self.inputs)}")
-        self._made[node] = new
-        return new
+        with self._graph.inserting_after(self._last):
+            self._last = self._graph.placeholder(f"in_{len(self.inputs)}")
+        return self._last
 
     def finish(self, results: Sequence[Node]) -> GraphModule:
         self._graph.output(tuple(self._made[node] for node in results))

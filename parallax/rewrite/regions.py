@@ -7,6 +7,10 @@ all that the graph has in front of it, which is what the message is hidden behin
 travel in one bucket are put there together, when the last of them is known.
 
 Views and arithmetic on numbers from the optimizer's settings are made wherever they are used.
+
+Regions that a device records (CUDA graphs) hold more: kernels of libraries, random numbers, updates
+of many variables; whatever the device can do without the processor. There numbers are not computed
+with, as the processor has to give them to the device anyway.
 """
 
 from __future__ import annotations
@@ -23,9 +27,11 @@ from parallax.graph.aliases import base_of
 from parallax.graph.cleanup import is_effect
 from parallax.graph.operations import is_random, is_view, returned_input, written_inputs
 from parallax.graph.step_graph import StepGraph
+from parallax.ops import marks
 from parallax.ops.kernels import OPERATIONS
 from parallax.ops.resources import put_gradient
 from parallax.ops.specs import BucketsSpec, ResourceSpec
+from parallax.ops.updates import UPDATES
 from parallax.rewrite.region_graphs import Cutting, Kind, Region, build
 from parallax.rewrite.tensor_numbers import is_arithmetic, is_number, tensor_form
 
@@ -49,25 +55,51 @@ _OWN_SIZE = {
 }
 
 
-def cut(step: StepGraph, resources: Sequence[ResourceSpec]) -> tuple[GraphModule, list[Region]]:
+# What waits for the device, or reads numbers that it has computed.
+_WAITING = {
+    aten._local_scalar_dense.default,
+    aten._ctc_loss.default,
+    aten.bincount.default,
+    aten.equal.default,
+    aten.histc.default,
+    aten.multinomial.default,
+    aten.repeat_interleave.Tensor,
+}
+_INDEXED = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor,
+    aten._unsafe_index_put.default,
+}
+
+
+def cut(
+    step: StepGraph, resources: Sequence[ResourceSpec], recorded_on: str | None = None
+) -> tuple[GraphModule, list[Region]]:
     """A graph that computes the same by calls of regions.
 
     Args:
         step: of a worker; it is left as it is. Nodes carry example values in ``meta["val"]``.
         resources: descriptions of its first inputs.
+        recorded_on: the kind of device that records regions: then they hold all that it can do
+            without the processor, and nothing else; and numbers are given to them as numbers.
 
     Returns:
         The new graph, and the regions that are its submodules.
     """
     nodes = list(step.graph.nodes)
     same_memory = _same_memory(step)
-    kinds = _kinds(nodes, same_memory)
+    kinds = _kinds(nodes, same_memory, recorded_on)
     cutting = Cutting(
         nodes,
         kinds,
         {node: place for place, node in enumerate(nodes)},
         _needs(nodes, kinds, same_memory),
         dict(zip(nodes, resources, strict=False)),
+        _state(step, same_memory),
+        recorded_on is not None,
     )
     _plan(cutting)
     return build(step.graph_module, cutting)
@@ -83,20 +115,35 @@ def _same_memory(step: StepGraph) -> dict[Node, Node]:
     }
 
 
+def _state(step: StepGraph, same_memory: dict[Node, Node]) -> dict[Node, Node]:
+    """By input that is part of the run's state, the memory that it is part of."""
+    inputs = zip(step.inputs, step.placeholders()[-len(step.inputs) :], strict=True)
+    return {
+        node: same_memory.get(node, node)
+        for item, node in (inputs if step.inputs else ())
+        if item.kind in ("state", "shard")
+    }
+
+
 # -- What is computed and what is replayed ----------------------------------------------------
 
 
-def _kinds(nodes: Sequence[Node], same_memory: dict[Node, Node]) -> dict[Node, Kind]:
+def _kinds(
+    nodes: Sequence[Node], same_memory: dict[Node, Node], recorded_on: str | None
+) -> dict[Node, Kind]:
     kinds: dict[Node, Kind] = {}
     varying: set[Node] = set()
     unknown = _of_unknown_memory(nodes, same_memory)
+    if recorded_on is not None:
+        unknown |= _left_to_the_processor(nodes, recorded_on)
     for node in nodes:
         if node.op == "placeholder":
             kinds[node] = "input"
         elif node.op != "call_function":
             kinds[node] = "replayed"
         else:
-            kinds[node] = "replayed" if node in unknown else _kind(node, kinds, varying)
+            whole = recorded_on is not None
+            kinds[node] = "replayed" if node in unknown else _kind(node, kinds, varying, whole)
             if _varies(node, varying):
                 varying.add(node)
     for node in reversed(nodes):
@@ -106,7 +153,7 @@ def _kinds(nodes: Sequence[Node], same_memory: dict[Node, Node]) -> dict[Node, K
     return kinds
 
 
-def _kind(node: Node, kinds: dict[Node, Kind], varying: set[Node]) -> Kind:
+def _kind(node: Node, kinds: dict[Node, Kind], varying: set[Node], whole: bool) -> Kind:
     if is_number(node):
         if is_arithmetic(node) and all(
             kinds[source] in ("input", "remade") for source in node.all_input_nodes
@@ -118,12 +165,15 @@ def _kind(node: Node, kinds: dict[Node, Kind], varying: set[Node]) -> Kind:
     if node.target is operator.getitem:
         kind = kinds[node.all_input_nodes[0]]
         return "replayed" if kind == "input" else kind
+    if node.target in UPDATES:
+        return "computed" if whole and tensor_form(node) is not None else "replayed"
     if not _is_static(node):
         return "replayed"
     is_operation = isinstance(node.target, torch._ops.OpOverload)
     if is_operation and _only_views(node):
         return "remade"
-    return "computed" if _is_computable(node) else "replayed"
+    computable = _can_be_recorded(node) if whole else _is_computable(node)
+    return "computed" if computable else "replayed"
 
 
 def _only_views(node: Node) -> bool:
@@ -162,6 +212,48 @@ def _is_computable(node: Node) -> bool:
     if is_random(node) or torch.Tag.dynamic_output_shape in target.tags:
         return False
     return tensor_form(node) is not None
+
+
+def _can_be_recorded(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target in OPERATIONS
+    if node.target.namespace not in ("aten", "parallax") or node.target in _WAITING:
+        return False
+    if torch.Tag.dynamic_output_shape in node.target.tags and node.target not in _INDEXED:
+        return False
+    return tensor_form(node) is not None
+
+
+def _left_to_the_processor(nodes: Sequence[Node], device: str) -> set[Node]:
+    """Numbers, what has to do with another device, what looks through a mask, and, where a step
+    sets the state of random numbers, these too."""
+    states = any(node.target in (marks.SET_RNG_STATE, marks.RNG_STATE) for node in nodes)
+    found = set()
+    for node in nodes:
+        if node.op != "call_function" or node.target is operator.getitem:
+            continue
+        values = [value for source in (node, *node.all_input_nodes) for value in _tensors(source)]
+        # Constants of the step stay as they are.
+        elsewhere = any(value.device.type != device for value in _tensors(node)) or any(
+            value.device.type != device
+            for source in node.all_input_nodes
+            if source.op != "get_attr"
+            for value in _tensors(source)
+        )
+        masks = node.target in _INDEXED and any(
+            value.dtype in (torch.bool, torch.uint8) for value in values[1:]
+        )
+        own_numbers = node.kwargs.get("generator") is not None
+        random = is_random(node) and (states or own_numbers)
+        if is_number(node) or elsewhere or masks or random:
+            found.add(node)
+    return found
+
+
+def _tensors(node: Node) -> list[torch.Tensor]:
+    values = node.meta.get("val")
+    parts = values if isinstance(values, tuple | list) else [values]
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def _is_static(node: Node) -> bool:
@@ -215,6 +307,7 @@ def _needs(
     written: dict[Node, Node] = {}
     read: dict[Node, list[Node]] = {}
     effect: Node | None = None
+    drawn: Node | None = None
     for node in nodes:
         if kinds[node] not in ("computed", "replayed"):
             continue
@@ -235,6 +328,10 @@ def _needs(
             if effect is not None:
                 before[effect] = None
             effect = node
+        if is_random(node):
+            if drawn is not None:
+                before[drawn] = None
+            drawn = node
         before.pop(node, None)
         needs[node] = before
     return needs
@@ -331,8 +428,11 @@ def _run(cutting: Cutting, wanted: Sequence[Node]) -> None:
             ]
             queue += [before for before in cutting.needs[node] if before not in cutting.done]
     left = sorted(needed, key=cutting.order.__getitem__)
+    # A message that is replayed is hidden behind what is computed after it; but of what is recorded
+    # as much as possible should be in one piece, with its numbers known.
+    kinds = ("replayed", "computed") if cutting.recorded else ("computed", "replayed")
     while left:
-        for kind in ("computed", "replayed"):
+        for kind in kinds:
             ready = []
             for node in left:
                 if cutting.kinds[node] == kind and all(

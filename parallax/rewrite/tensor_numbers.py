@@ -15,6 +15,9 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from parallax.ops.updates import ADAM, ADAM_BY_TENSORS, SGD, SGD_BY_TENSORS
 
 aten: Any = torch.ops.aten
 
@@ -158,7 +161,27 @@ _FORMS: dict[Any, Callable[..., Any]] = {
     aten.lerp.Scalar: _lerp,
     aten.lerp_.Scalar: _lerp_,
     aten.pow.Tensor_Scalar: _pow,
+    SGD: SGD_BY_TENSORS,
+    ADAM: ADAM_BY_TENSORS,
 }
+
+
+_CONSTANTS = {SGD: range(4, 8), ADAM: range(6, 11)}
+"""Of kernels that update variables, which arguments are numbers in the form for tensors too."""
+
+
+def constant_arguments(node: Node) -> range:
+    """Which arguments of a node are to be numbers even where others are tensors."""
+    return _CONSTANTS.get(node.target, range(0))
+
+
+def _has_literals(node: Node) -> bool:
+    """Whether a kernel that updates variables has literals where its other form has tensors."""
+    constants = _CONSTANTS.get(node.target)
+    if constants is None:
+        return False
+    tensors, _ = pytree.tree_flatten(node.args[: constants.start])
+    return any(isinstance(one, int | float) for one in tensors)
 
 
 def tensor_form(node: Node) -> Callable[..., Any] | None:
@@ -172,5 +195,5 @@ def tensor_form(node: Node) -> Callable[..., Any] | None:
         # The same with a schema that tells what it changes.
         target = aten._native_batch_norm_legit.default if node.args[5] else target
     if any(is_number(source) for source in node.all_input_nodes):
-        return _FORMS.get(target)
+        return None if _has_literals(node) else _FORMS.get(target)
     return target  # type: ignore[no-any-return]

@@ -17,6 +17,7 @@ from parallax.rewrite.region_graphs import Region
 from parallax.rewrite.regions import cut
 from parallax.runtime.failures import failure_of
 from parallax.runtime.late import LateUpdates
+from parallax.runtime.recorded import Recorder
 from parallax.runtime.state.state_table import StateTable
 
 R = TypeVar("R", bound=torch.nn.Module)
@@ -52,6 +53,7 @@ class Program:
         """Random numbers for the step that is next, if they are drawn already."""
         self._draws = {draw.name: place for place, draw in enumerate(step.draws)}
         self._run: Callable[..., Any] = step.graph_module.forward
+        self._recorder: Recorder | None = None
         self._bind()
 
     @property
@@ -90,9 +92,27 @@ class Program:
         may = leaf.kind == "tensor" or (leaf.kind == "buffer" and name in self.step.new_leaves)
         return may and name not in self._state.layouts
 
-    def cut(self, made: Callable[[Region], R]) -> list[R]:
-        """Run the graph in regions from now on, each by what ``made`` makes of it: a module."""
-        module, regions = cut(self.step, self._specs)
+    @property
+    def device(self) -> torch.device:
+        """Where it computes: on a CUDA device if any of its inputs is on one."""
+        devices = [
+            value.device
+            for node in self.step.placeholders()
+            if isinstance(value := node.meta.get("val"), torch.Tensor)
+        ]
+        on_cuda = (device for device in devices if device.type == "cuda")
+        return next(on_cuda, torch.device("cpu"))
+
+    def cut(self, made: Callable[[Region], R], recorder: Recorder | None = None) -> list[R]:
+        """Run the graph in regions from now on, each by what ``made`` makes of it: a module.
+
+        Args:
+            made: see above.
+            recorder: what records regions, if it does; then they hold all that is to be recorded.
+        """
+        self._recorder = recorder
+        device = None if recorder is None else self.device.type
+        module, regions = cut(self.step, self._specs, device)
         result = [made(region) for region in regions]
         for region, one in zip(regions, result, strict=True):
             setattr(module, region.name, one)
@@ -170,6 +190,8 @@ class Program:
                 raise
             raise failure from error
         del inputs
+        if self._recorder is not None:
+            results = self._recorder.owned(results)
         return self._put_back(results)
 
     def _inputs_of(self, batch: Sequence[Any]) -> list[Any]:

@@ -20,7 +20,8 @@ from parallax.ops.updates import ADAM, SGD
 
 aten: Any = torch.ops.aten
 
-_TYPES = (torch.float32, torch.float64)
+_TYPES = {"cpu": (torch.float32, torch.float64), "cuda": (torch.float32,)}
+"""By device, what a kernel takes. On CUDA it may read the learning rate in float32."""
 Number = Any
 """A Python number, or the node of one."""
 
@@ -65,12 +66,12 @@ def _fits(chain: Chain) -> bool:
     """Whether a kernel takes such tensors, and nobody else wants what lies between them."""
     values = [tensor.meta.get("val") for tensor in chain.tensors]
     first = values[0]
-    if not isinstance(first, torch.Tensor) or first.dtype not in _TYPES:
+    if not isinstance(first, torch.Tensor) or first.dtype not in _TYPES.get(first.device.type, ()):
         return False
     if not all(
         isinstance(value, torch.Tensor)
         and value.dtype is first.dtype
-        and value.device.type == "cpu"
+        and value.device == first.device
         and value.layout is torch.strided
         and sizes_of(value) == sizes_of(first)
         for value in values

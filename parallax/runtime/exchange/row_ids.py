@@ -21,7 +21,7 @@ class RowIdCheck:
         """See :func:`parallax.ops.resources.checked_ids`."""
         if not ids.numel():
             return ids
-        low, high = (int(bound) for bound in torch.aminmax(ids))
+        low, high = bounds(ids)
         for table in tables:
             name, rows, wraps = self._spec.tables[table]
             if (-rows if wraps else 0) <= low and high < rows:
@@ -36,11 +36,17 @@ class RowIdCheck:
         return ids
 
 
+def bounds(ids: torch.Tensor) -> tuple[int, int]:
+    """The lowest and the highest of some ids; a device is waited for once."""
+    low, high = torch.stack(torch.aminmax(ids)).tolist()
+    return low, high
+
+
 def within(table: TableSpec, ids: torch.Tensor, worker: int) -> tuple[torch.Tensor, str]:
     """Ids that can be computed with, and what was wrong with them, if anything."""
     if not ids.numel():
         return ids, ""
-    low, high = (int(bound) for bound in torch.aminmax(ids))
+    low, high = bounds(ids)
     if low >= 0 and high < table.rows:
         return ids, ""
     problem = bad_row(worker, table.name, table.rows, low if low < 0 else high)

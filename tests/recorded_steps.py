@@ -1,0 +1,97 @@
+"""Steps whose regions are recorded, beside the same steps run as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from compiled_steps import LOCAL, _largest, batches, training
+from equality import moved
+
+from parallax.config import Config
+from parallax.graph.discovery import discover
+from parallax.runtime.comm.world import World
+from parallax.runtime.program import Program
+from parallax.runtime.recorded import Recorder
+from parallax.runtime.runner import Runner
+
+ROUNDS = 3
+"""How often the batches are gone through: what is recorded is repeated then."""
+
+
+class Processor:
+    """Records on the CPU: does what is recorded once to know the results, and undoes it."""
+
+    def __init__(self) -> None:
+        self.recordings = 0
+
+    def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
+        self.recordings += 1
+        memory = [x for x in _inputs_of(run) if isinstance(x, torch.Tensor)]
+        before, random = [x.clone() for x in memory], torch.get_rng_state()
+        results = run()
+        for one, value in zip(memory, before, strict=True):
+            one.copy_(value)
+        torch.set_rng_state(random)
+
+        def repeat() -> None:
+            for kept, value in zip(results, run(), strict=True):
+                kept.copy_(value)
+
+        return repeat, results
+
+
+def _inputs_of(run: Any) -> Sequence[Any]:
+    """The inputs that a recording is made with: it closes over them."""
+    cells = dict(zip(run.__code__.co_freevars, run.__closure__, strict=True))
+    static: Sequence[Any] = cells["static"].cell_contents
+    return static
+
+
+def record_on(runner: Runner, device: Any) -> Recorder:
+    """Let a runner record the regions of its programs on a device."""
+    recorder = Recorder(device)
+
+    def recorder_of(program: Program) -> Recorder | None:
+        return recorder if program.late is None else None
+
+    runner._compiler._recorder = recorder_of  # type: ignore[method-assign]
+    return recorder
+
+
+def compare(world: World, option: str, optimizer: str) -> dict[str, Any]:
+    """How far workers whose regions are recorded are from workers without, in what a step returns
+    and in the state in the end; and what the plan says of it."""
+    found = []
+    plan = ""
+    for mode in ("none", "auto"):
+        torch.manual_seed(11)
+        with world.device:
+            model, chosen, step = training(optimizer, whole=True)
+        runner = Runner(step, discover(step), Config(strategy=option, compile=mode, seed=1), world)
+        if mode == "auto" and world.device.type == "cpu":
+            record_on(runner, Processor())
+        losses = []
+        for number in range(ROUNDS):
+            for ids, labels in moved(batches(world.size), world.device):
+                part = slice(world.rank * LOCAL, (world.rank + 1) * LOCAL)
+                # In other memory in each step.
+                losses.append(runner.run(ids[part].clone(), labels[part].clone()))
+            if number == 0:
+                _change(model, chosen, runner)
+        found.append([*losses, runner.state_dict()])
+        plan = runner._compiler.describe(runner._last)
+    return {"difference": _largest(found[0], found[1]), "plan": plan}
+
+
+def _change(model: torch.nn.Module, chosen: torch.optim.Optimizer, runner: Runner) -> None:
+    """What scripts do between epochs: other settings, other memory, a state from a file."""
+    for group in chosen.param_groups:
+        group["weight_decay"] = 0.03
+        if "momentum" in group:
+            group["momentum"] = 0.8
+    bias = model.out.bias
+    if bias.device.type != "meta":
+        bias.data = bias.data.clone()
+    runner.load_state_dict(runner.state_dict())
