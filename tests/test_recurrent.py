@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import recurrent_steps
 import torch
 from errors_help import alone
 from torch import nn
@@ -242,3 +243,8 @@ def test_operations_are_counted() -> None:
     forward = 2 * 4 * 2 * 28 * (5 + 7)
     assert counts[1] == forward + 2 * 4 * 2 * 28 * (5 + 7 + 7), "x needs no gradient"
     assert counts[0] == 3 * forward
+
+
+@pytest.mark.parametrize("kind", recurrent_steps.LAYERS)
+def test_training_is_that_of_one_device(kind: str) -> None:
+    assert recurrent_steps.compare(kind, torch.float64, torch.device("cpu")) < 1e-12
