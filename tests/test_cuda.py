@@ -141,7 +141,7 @@ def test_a_script_has_a_worker_for_each_device(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "train.py"],
         cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(ROOT)},
+        env={**environment, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

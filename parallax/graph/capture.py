@@ -323,7 +323,8 @@ def _device(leaf: Leaf, devices: Mapping[str, torch.device]) -> torch.device:
     own: torch.device = leaf.value.device
     if own.type != "meta":
         return own
-    return devices.get(leaf.variable or leaf.name, torch.device("cpu"))
+    of_variable = devices.get(leaf.variable or "", torch.device("cpu"))
+    return devices.get(leaf.name, of_variable)
 
 
 def _number_tensor(mode: FakeTensorMode, value: float | int) -> torch.Tensor:

@@ -89,6 +89,8 @@ class Cutting:
     """By input that is the run's state, the memory that it is part of."""
     recorded: bool
     """Whether regions are recorded: numbers are given to them as numbers."""
+    of_processor: set[Node]
+    """What has nothing to do with a device besides the processor."""
     done: set[Node] = field(default_factory=set)
     plan: list[list[Node] | Node] = field(default_factory=list)
     """Regions, and what is replayed between them."""

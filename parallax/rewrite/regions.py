@@ -100,6 +100,7 @@ def cut(
         dict(zip(nodes, resources, strict=False)),
         _state(step, same_memory),
         recorded_on is not None,
+        {node for node in nodes if _is_of_processor(node)},
     )
     _plan(cutting)
     return build(step.graph_module, cutting)
@@ -248,6 +249,19 @@ def _left_to_the_processor(nodes: Sequence[Node], device: str) -> set[Node]:
         if is_number(node) or elsewhere or masks or random:
             found.add(node)
     return found
+
+
+def _is_of_processor(node: Node) -> bool:
+    """Whether a node has nothing to do with a device besides the processor."""
+    return (
+        node.op == "call_function"
+        and all(
+            value.device.type == "cpu"
+            for source in (node, *node.all_input_nodes)
+            for value in _tensors(source)
+        )
+        and (is_number(node) or bool(_tensors(node)))
+    )
 
 
 def _tensors(node: Node) -> list[torch.Tensor]:
@@ -411,7 +425,12 @@ class _Buckets:
 
 
 def _run(cutting: Cutting, wanted: Sequence[Node]) -> None:
-    """Run nodes and what they need: in regions as large as what is replayed between allows."""
+    """Run nodes and what they need: in regions as large as what is replayed between allows.
+
+    A message that is replayed is hidden behind what is computed after it. But of what is recorded
+    as much as possible should be in one piece, so what is replayed is first: and before what may
+    wait for the device, what the processor does meanwhile.
+    """
     needed: set[Node] = set()
     queue = [node for node in wanted if node not in cutting.done]
     while queue:
@@ -428,15 +447,16 @@ def _run(cutting: Cutting, wanted: Sequence[Node]) -> None:
             ]
             queue += [before for before in cutting.needs[node] if before not in cutting.done]
     left = sorted(needed, key=cutting.order.__getitem__)
-    # A message that is replayed is hidden behind what is computed after it; but of what is recorded
-    # as much as possible should be in one piece, with its numbers known.
-    kinds = ("replayed", "computed") if cutting.recorded else ("computed", "replayed")
+    usual = (("computed", False), ("replayed", False))
+    recorded = (("replayed", True), ("replayed", False), ("computed", False))
     while left:
-        for kind in kinds:
+        for kind, own in recorded if cutting.recorded else usual:
             ready = []
             for node in left:
-                if cutting.kinds[node] == kind and all(
-                    before in cutting.done for before in cutting.needs[node]
+                if (
+                    cutting.kinds[node] == kind
+                    and (not own or node in cutting.of_processor)
+                    and all(before in cutting.done for before in cutting.needs[node])
                 ):
                     cutting.done.add(node)
                     ready.append(node)

@@ -280,6 +280,7 @@ def _inductor(
     region: Region, inputs: Sequence[Any], device: torch.device
 ) -> Callable[..., Sequence[Any]]:
     """Compile for tensors of these shapes and strides; what was compiled once is read from disk."""
+    from torch._inductor import config as inductor_config
     from torch._inductor import standalone_compile
 
     module = with_constants(region, inputs)
@@ -291,13 +292,10 @@ def _inductor(
         else torch.zeros((), dtype=torch.float64, device=device)
         for x in (inputs[place] for place in places)
     ]
-    with torch.no_grad():
+    # Random numbers that are part of a region are to be PyTorch's.
+    with torch.no_grad(), inductor_config.patch(fallback_random=True):
         compiled: Callable[..., Sequence[Any]] = standalone_compile(
-            module,
-            examples,
-            dynamic_shapes="from_example_inputs",
-            # The same random numbers as PyTorch's.
-            options={"fallback_random": True} if device.type == "cuda" else {},
+            module, examples, dynamic_shapes="from_example_inputs", options={}
         )
     if not region.constants:
         return compiled

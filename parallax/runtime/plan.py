@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import io
-import statistics
-import time
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +16,7 @@ from parallax.graph.variables import Variable
 from parallax.runtime.exchange.bags import BagExchange
 from parallax.runtime.exchange.rows import RowExchange
 from parallax.runtime.exchange.rows_by_host import HostRowExchange
+from parallax.runtime.pace import Pace
 from parallax.strategy.cost import bytes_across, bytes_per_step, communication_seconds
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.timeline import StepTime
@@ -65,47 +63,6 @@ def _bags(variables: Mapping[str, Variable], exchange: BagExchange) -> dict[str,
         for name, (ids, bags, values, numbers) in counts.items()
         if name in variables
     }
-
-
-@dataclass
-class Pace:
-    """How long steps take that are not captured first, and how long of it workers wait.
-
-    Times are medians of the last hundred steps, in seconds.
-    """
-
-    times: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=100))
-    computed: float = 0.0
-    """In all steps, that were not spent waiting."""
-    _started: tuple[float, float] = (0.0, 0.0)
-
-    def start(self, waited: float) -> None:
-        """A step begins; ``waited`` seconds were spent waiting so far."""
-        self._started = (time.perf_counter(), waited)
-
-    def stop(self, waited: float) -> None:
-        """It ended."""
-        began, before = self._started
-        step, waiting = time.perf_counter() - began, waited - before
-        self.times.append((step, waiting))
-        self.computed += step - waiting
-
-    @property
-    def step(self) -> float:
-        """Seconds of a step."""
-        return statistics.median(step for step, _ in self.times)
-
-    @property
-    def waiting(self) -> float:
-        """Seconds of it that pass waiting for messages."""
-        return statistics.median(waiting for _, waiting in self.times)
-
-    @property
-    def computation(self) -> float | None:
-        """Seconds of it that do not; None before there was a step."""
-        if not self.times:
-            return None
-        return statistics.median(step - waiting for step, waiting in self.times)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,8 @@ from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
 from parallax.runtime.compute.kept_memory import keep_freed_memory
 from parallax.runtime.exchange.resources import ResourcePool
-from parallax.runtime.plan import GraphView, Pace, Plan, measured
+from parallax.runtime.pace import Pace
+from parallax.runtime.plan import GraphView, Plan, measured
 from parallax.runtime.predictions.expected import ExpectedStep
 from parallax.runtime.predictions.probe import measure_network
 from parallax.runtime.predictions.speed import measure_speed
@@ -101,7 +102,7 @@ class Runner:
         self._resources = ResourcePool(world, self._control)
         self._choice = StrategyChoice(config, world, objects, self._state, self._tell)
         self._expected: ExpectedStep | None = None
-        self._pace = Pace()
+        self._pace = Pace(world.device)
         self._profiler: Profiler | None = None
         self._compiler = Compiler(config.compile, world)
         self._weighing = Weighing(config.weigh_batches)
