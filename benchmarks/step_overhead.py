@@ -2,15 +2,17 @@
 
     python -m benchmarks.step_overhead
     python -m benchmarks.step_overhead --system replayed --system compiled --system torch.compile
-    python -m benchmarks.step_overhead --device cuda --steps 20
+    python -m benchmarks.step_overhead --device cuda --steps 20 --system recorded
 
 Equal copies of each model, each in a process of its own, take turns: the eager step, and the step
 as parallax captures it, replayed, compiled by Inductor, or ``settled``: as the default is after
-some minutes, with each region compiled where that was measured to be faster; or the step of a model
-that ``torch.compile`` compiled, whose optimizer stays eager. The price of the beginning is measured
-as well: the first runs, less as many steady steps, are capture, analysis, rewriting (a second time
-for an optimizer that makes its slots in its first step) and compiling. With an empty
-``TORCHINDUCTOR_CACHE_DIR`` that is a first compilation, else compiled code is read from there.
+some minutes, with each region compiled where that was measured to be faster; on a CUDA device also
+``recorded``, as the default is from the fourth step on. Or the step of a model that
+``torch.compile`` compiled, whose optimizer stays eager, on CUDA also with its own recordings
+(``reduce-overhead``). The price of the beginning is measured as well: the first runs, less as many
+steady steps, are capture, analysis, rewriting (a second time for an optimizer that makes its slots
+in its first step) and compiling. With an empty ``TORCHINDUCTOR_CACHE_DIR`` that is a first
+compilation, else compiled code is read from there.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import functools
 import os
 import subprocess
 import sys
@@ -29,12 +32,13 @@ from pathlib import Path
 
 import msgspec
 import torch
+import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 
 import parallax
 from benchmarks.dialogue import Asked, Asker
-from benchmarks.models import Workload, lm, mlp, resnet18
+from benchmarks.models import GPT, Workload, lm, mlp, resnet18, words
 from benchmarks.pairing import pair_turns
 from benchmarks.peers.ours import settled
 from benchmarks.workloads import find, make_step
@@ -48,17 +52,40 @@ def gpt() -> Workload:
     return Workload(model, optimizer, make_step(training, model, model, optimizer), training.batch)
 
 
+def large_gpt() -> Workload:
+    """A GPT with the sizes of GPT-2's smallest, for a device: 8 texts of 512 words."""
+    vocab, length, batch = 32_000, 512, 8
+    model = GPT(layers=12, width=768, heads=12, vocab=vocab, length=length)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
+
+    def step(words: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(words).flatten(0, 1), following.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return Workload(model, optimizer, step, lambda: words(vocab, batch, length))
+
+
 CASES: dict[str, Callable[[], Workload]] = {
     "lm": lm,
     "resnet18": resnet18,
     "mlp40": mlp,
     "gpt": gpt,
 }
-COMPILE = {"replayed": "none", "compiled": "inductor", "settled": "auto"}
+LARGE: dict[str, Callable[[], Workload]] = {
+    "resnet18-large": functools.partial(resnet18, small=False, classes=1000, batch=128),
+    "gpt-large": large_gpt,
+}
+"""For a CUDA device."""
+COMPILE = {"replayed": "none", "recorded": "auto", "compiled": "inductor", "settled": "auto"}
 """By system, what the settings say."""
 EAGER = "eager"
-SYSTEMS = (*COMPILE, "torch.compile")
-FIRST_RUNS = 4
+TORCH = {"torch.compile": None, "reduce-overhead": "reduce-overhead"}
+"""By system, torch.compile's mode."""
+SYSTEMS = (*COMPILE, *TORCH)
+FIRST_RUNS = 6
 LIMIT = 600.0  # seconds for an answer
 
 
@@ -75,11 +102,13 @@ def main(arguments: list[str] | None = None) -> None:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
-    add("--case", choices=tuple(CASES), action="append", help="may be given repeatedly; all")
+    cases = (*CASES, *LARGE)
+    add("--case", choices=cases, action="append", help="may be given repeatedly; all small ones")
     add("--system", choices=SYSTEMS, action="append", help="the same; replayed")
     add("--rounds", type=int, default=30, help="measured rounds, after two that are not")
     add("--steps", type=int, default=2, help="steps of a variant in its turn")
     add("--threads", type=int, default=1, help="torch's threads")
+    add("--at-once", action="store_true", help="let all systems of a model begin together")
     add("--device", default="cpu", help="what computes; with cuda, its first device")
     add("--asked", choices=(EAGER, *SYSTEMS), help=argparse.SUPPRESS)  # be the process of this one
     args = parser.parse_args(arguments)
@@ -87,7 +116,7 @@ def main(arguments: list[str] | None = None) -> None:
         torch.set_num_threads(args.threads)
         warnings.filterwarnings("ignore", message="LSTM with projections is not supported")
         (case,) = args.case
-        _answer(CASES[case], args.asked, torch.device(args.device))
+        _answer({**CASES, **LARGE}[case], args.asked, torch.device(args.device))
         return
 
     table = Table(
@@ -121,6 +150,9 @@ def _rows(case: str, systems: Sequence[str], args: argparse.Namespace) -> list[l
         for system in (EAGER, *systems):
             asked[system] = _start(case, system, args, directory)
             stack.callback(asked[system].close)
+            if not args.at_once:
+                first[system] = asked[system].answer(float, LIMIT)
+        for system in asked.keys() - first.keys():
             first[system] = asked[system].answer(float, LIMIT)
 
         def turn(system: str) -> float:
@@ -175,9 +207,9 @@ def _answer(build: Callable[[], Workload], system: str, device: torch.device) ->
 def _runner(system: str, workload: Workload) -> Callable[..., object]:
     if system == EAGER:
         return workload.step
-    if system == "torch.compile":
+    if system in TORCH:
         # Module.compile() leaves modules of torch.nn itself, such as Sequential, as they are.
-        compiled = torch.compile(copy.copy(workload.model))
+        compiled = torch.compile(copy.copy(workload.model), mode=TORCH[system])
         workload.model.forward = lambda *inputs: compiled(*inputs)  # type: ignore[method-assign]
         return workload.step
     config = parallax.Config(workers=1, seed=0, compile=COMPILE[system])
