@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from compiled_steps import LOCAL, _largest, batches, training
 from equality import moved
+from torch import nn
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
@@ -16,12 +18,15 @@ from parallax.runtime.program import Program
 from parallax.runtime.recorded import Recorder
 from parallax.runtime.runner import Runner
 
+WORDS, WIDTH = 50, 8
 ROUNDS = 3
 """How often the batches are gone through: what is recorded is repeated then."""
 
 
 class Processor:
     """Records on the CPU: does what is recorded once to know the results, and undoes it."""
+
+    memory = 1 << 40
 
     def __init__(self) -> None:
         self.recordings = 0
@@ -83,6 +88,62 @@ def compare(world: World, option: str, optimizer: str) -> dict[str, Any]:
         found.append([*losses, runner.state_dict()])
         plan = runner._compiler.describe(runner._last)
     return {"difference": _largest(found[0], found[1]), "plan": plan}
+
+
+class Reader(nn.Module):
+    """Reads words in their order, looks at all of them at once, and forgets some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(WORDS, WIDTH)
+        self.layer = nn.GRU(WIDTH, WIDTH, batch_first=True)
+        self.mixed = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.2, batch_first=True)
+        self.out = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.mixed(self.layer(self.table(ids))[0])
+        near = torch.arange(ids.shape[1], device=ids.device) < 3
+        return self.out(x * near[None, :, None] / ids.shape[1])
+
+
+def compare_lengths(world: World, lengths: Sequence[int]) -> dict[str, Any]:
+    """As :func:`compare`, for batches of sentences of these lengths."""
+    found = []
+    plan = ""
+    for mode in ("none", "auto"):
+        torch.manual_seed(11)
+        with world.device:
+            model = Reader().double()
+        optimizer = torch.optim.Adam(model.parameters(), 0.01)
+        runner = Runner(
+            step := _reading(model, optimizer),
+            discover(step),
+            Config(compile=mode, seed=1),
+            world,
+        )
+        if mode == "auto" and world.device.type == "cpu":
+            record_on(runner, Processor())
+        torch.manual_seed(12 + world.rank)
+        losses = []
+        for length in lengths:
+            ids = torch.randint(WORDS, (3, length), device=world.device)
+            losses.append(runner.run(ids))
+        found.append([*losses, runner.state_dict()])
+        plan = runner._compiler.describe(runner._last)
+    return {"difference": _largest(found[0], found[1]), "plan": plan}
+
+
+def _reading(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
 
 
 def _change(model: torch.nn.Module, chosen: torch.optim.Optimizer, runner: Runner) -> None:

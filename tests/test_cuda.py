@@ -129,6 +129,16 @@ def test_recorded_regions_give_the_numbers_of_regions_that_run(
         assert (ready, of) == (total, "of"), found["plan"]
 
 
+@pytest.mark.parametrize("size", SIZES[:2])
+def test_shapes_that_come_often_are_recorded(cuda_pool: Pool, size: int) -> None:
+    lengths = [4, 5, 6, 7, 5, 6, 7, *[5, 6, 7] * 4, 8, 6]
+    for found in cuda_pool.run(size, recorded_steps.compare_lengths, lengths):
+        assert found["difference"] < 1e-10
+        ready, of, total = found["plan"].split()[1:4]
+        assert (ready, of) == (total, "of"), found["plan"]
+        assert int(total) >= 2
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kind", recurrent_steps.LAYERS)
 def test_recurrent_layers_are_those_of_one_device(kind: str, dtype: torch.dtype) -> None:

@@ -25,3 +25,13 @@ def test_recorded_regions_give_the_same_numbers(
         assert found["difference"] < 1e-12
         ready, of, total = found["plan"].split()[1:4]
         assert (ready, of) == (total, "of"), found["plan"]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_shapes_that_come_often_are_recorded(pool: Pool, size: int) -> None:
+    lengths = [4, 5, 6, 7, 5, 6, 7, *[5, 6, 7] * 4, 8, 6]
+    for found in pool.run(size, recorded_steps.compare_lengths, lengths):
+        assert found["difference"] < 1e-12
+        ready, of, total = found["plan"].split()[1:4]
+        assert (ready, of) == (total, "of"), found["plan"]
+        assert int(total) >= 2

@@ -142,6 +142,17 @@ class BatchSizes:
             if guard.expr.free_symbols <= found.keys()
         )
 
+    def values(self, batch: Sequence[Any]) -> tuple[int, ...]:
+        """The sizes of a flat batch that the graph holds for, those that vary: of each symbol."""
+        found = {number: place for place, number in self._numbers.items()}
+        return tuple(batch[index].shape[dimension] for index, dimension in found.values())
+
+    def symbols(self, values: Sequence[int]) -> dict[Any, int]:
+        """By symbol of the graph its size, of what :meth:`values` gave."""
+        found = {number: place for place, number in self._numbers.items()}
+        pairs = dict(zip((self._symbols[number] for number in found), values, strict=True))
+        return pairs | {self._env.replace(symbol): size for symbol, size in pairs.items()}
+
     def settled(self) -> set[Place]:
         """Sizes that turned out to be part of the graph, as where Python counts up to them."""
         return {

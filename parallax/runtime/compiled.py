@@ -69,7 +69,7 @@ class Compiler:
         self._steps = 0
         self._compiles = mode == "inductor"
         self._recorders: dict[torch.device, Recorder] = {}
-        self.compiled: WeakKeyDictionary[Program, list[CompiledRegion]] = WeakKeyDictionary()
+        self.compiled: WeakKeyDictionary[Program, WeakSet[CompiledRegion]] = WeakKeyDictionary()
         self._asked: WeakSet[Program] = WeakSet()
 
     def after(self, program: Program, computed: float) -> None:
@@ -85,7 +85,7 @@ class Compiler:
             recorder = self._recorder(program)
             if self._compiles or recorder is not None:
                 self._cut(program, recorder)
-        if self._compiles and program not in self._asked:
+        if self._compiles and program not in self._asked and not self._by_shape(program):
             self._asked.add(program)
             regions = self.compiled[program]
             if self._world.rank == 0:
@@ -101,16 +101,30 @@ class Compiler:
             return None
         return self._recorders.setdefault(device, Recorder(CudaDevice(device)))
 
+    def _by_shape(self, program: Program) -> bool:
+        """Whether it is recorded for each shape that comes often: then it is not compiled, which
+        takes too long for each of them."""
+        return program.step.sizes is not None and self._recorder(program) is not None
+
     def _cut(self, program: Program, recorder: Recorder | None) -> None:
         keep, device = self._mode == "inductor", program.device
-        self.compiled[program] = program.cut(
-            lambda region: CompiledRegion(region, device, keep, recorder), recorder
-        )
+        regions: WeakSet[CompiledRegion] = WeakSet()  # those of shapes come and go
+
+        def made(region: Region) -> CompiledRegion:
+            one = CompiledRegion(region, device, keep, recorder)
+            regions.add(one)
+            return one
+
+        if program.step.sizes is not None and recorder is not None:
+            program.cut_by_shape(made, recorder)
+        else:
+            program.cut(made, recorder)
+        self.compiled[program] = regions
 
     def describe(self, program: Program | None) -> str:
         """What of a program is recorded and compiled and why the rest is not, in a line; empty if
         nothing."""
-        regions = self.compiled.get(program, []) if program is not None else []
+        regions = list(self.compiled.get(program, ())) if program is not None else []
         if not regions:
             return ""
         parts = [_recorded(regions)] if regions[0].records else []

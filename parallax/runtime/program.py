@@ -13,11 +13,13 @@ from parallax.graph.draws import drawn
 from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
 from parallax.ops.specs import LateSpec, ResourceSpec
 from parallax.rewrite.ahead import IdsGraph, ids_graph
+from parallax.rewrite.fixed_sizes import with_sizes
 from parallax.rewrite.region_graphs import Region
 from parallax.rewrite.regions import cut
 from parallax.runtime.failures import failure_of
 from parallax.runtime.late import LateUpdates
 from parallax.runtime.recorded import Recorder
+from parallax.runtime.shapes import ByShape
 from parallax.runtime.state.state_table import StateTable
 
 R = TypeVar("R", bound=torch.nn.Module)
@@ -54,6 +56,7 @@ class Program:
         self._draws = {draw.name: place for place, draw in enumerate(step.draws)}
         self._run: Callable[..., Any] = step.graph_module.forward
         self._recorder: Recorder | None = None
+        self._by_shape: ByShape | None = None
         self._bind()
 
     @property
@@ -111,14 +114,32 @@ class Program:
             recorder: what records regions, if it does; then they hold all that is to be recorded.
         """
         self._recorder = recorder
-        device = None if recorder is None else self.device.type
-        module, regions = cut(self.step, self._specs, device)
+        self._run, result = self._cut(self.step, made)
+        return result
+
+    def cut_by_shape(self, made: Callable[[Region], R], recorder: Recorder) -> None:
+        """From now on, run the graph in regions for batches of shapes that come often."""
+        sizes = self.step.sizes
+        assert sizes is not None
+        self._recorder = recorder
+
+        def make(values: tuple[int, ...]) -> Callable[..., Any] | None:
+            if not recorder.has_room:
+                return None
+            return self._cut(with_sizes(self.step, sizes.symbols(values)), made)[0]
+
+        self._by_shape = ByShape(sizes, make)
+
+    def _cut(
+        self, step: StepGraph, made: Callable[[Region], R]
+    ) -> tuple[Callable[..., Any], list[R]]:
+        device = None if self._recorder is None else self.device.type
+        module, regions = cut(step, self._specs, device)
         result = [made(region) for region in regions]
         for region, one in zip(regions, result, strict=True):
             setattr(module, region.name, one)
         module.recompile()
-        self._run = module.forward
-        return result
+        return module.forward, result
 
     def guards_hold(self, flat: Sequence[Any]) -> bool:
         """Whether every branch on a number would be decided as at capture, with a flat batch; what
@@ -181,9 +202,10 @@ class Program:
         inputs = self._resources + [read() for read in self._readers]
         self._drawn = []
         inputs += self._inputs_of(batch)
+        run = None if self._by_shape is None else self._by_shape.form(batch)
         try:
             with torch.no_grad():
-                results = self._run(*inputs)
+                results = (run or self._run)(*inputs)
         except Exception as error:
             failure = failure_of(error, self.step.graph)
             if failure is None:

@@ -23,6 +23,8 @@ WARM_UP = 2
 """Runs of a region before it is recorded: libraries prepare themselves in the first."""
 MOST_RECORDINGS = 8
 """Of a region, as its memory or its settings changed, after which it is run as it is."""
+ROOM = 8
+"""Which part of the memory recordings may keep before shapes that come often get no more."""
 MOST_MOVES = 2
 """Of an input, after which it is copied to where a recording expects it."""
 
@@ -32,7 +34,9 @@ Run = Callable[..., Sequence[Any]]
 
 
 class Device(Protocol):
-    """What can record."""
+    """What can record; ``memory`` is how many bytes it has."""
+
+    memory: int
 
     def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
         """Record what ``run`` lets the device do, without doing it.
@@ -49,6 +53,7 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool: Any = None
+        self.memory = torch.cuda.get_device_properties(device).total_memory
 
     def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
         """See :class:`Device`.
@@ -71,15 +76,22 @@ class Recorder:
 
     def __init__(self, device: Device) -> None:
         self.device = device
-        self._memory: set[int] = set()
+        self._memory: dict[int, int] = {}
+        """By where it begins, how many bytes recordings keep there."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether there is memory for more recordings than those of one shape."""
+        return sum(self._memory.values()) * ROOM < self.device.memory
 
     def keep(self, results: Sequence[Any]) -> None:
         """Note the results of a recording, which has them until :meth:`drop`."""
-        self._memory |= _places(results)
+        self._memory.update(_places(results))
 
     def drop(self, results: Sequence[Any]) -> None:
         """The recording is no more."""
-        self._memory -= _places(results)
+        for place in _places(results):
+            self._memory.pop(place, None)
 
     def has(self, value: torch.Tensor) -> bool:
         """Whether a tensor is in memory that a recording writes to."""
@@ -98,8 +110,9 @@ class Recorder:
         return result
 
 
-def _places(results: Sequence[Any]) -> set[int]:
-    return {one.untyped_storage().data_ptr() for one in results if isinstance(one, torch.Tensor)}
+def _places(results: Sequence[Any]) -> dict[int, int]:
+    storages = (one.untyped_storage() for one in results if isinstance(one, torch.Tensor))
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 @dataclass(frozen=True)
@@ -174,6 +187,9 @@ class Recorded:
         self._results: Sequence[Any] = ()
         self.reason = ""
         """Why it is run as it is."""
+
+    def __del__(self) -> None:
+        self._recorder.drop(self._results)
 
     @property
     def is_recorded(self) -> bool:
