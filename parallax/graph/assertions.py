@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from parallax.errors import CaptureError, CheckError, DataDependentError, ParallaxError, SourceLine
+from parallax.graph.endings import Ending
 from parallax.graph.replaced import replaced
 from parallax.graph.torch_internals import FakeTensor, evaluate
 from parallax.graph.user_code import is_internal, user_line
@@ -48,24 +49,46 @@ class Assertion:
         failure: what is raised, as text.
         where: the user's line that raises it.
         known: this is so; else what is taken to be so, to see what comes then.
+        ending: how the step ends where it failed; None if it raises then.
     """
 
     expected: bool
     failure: str = ""
     where: SourceLine | None = None
     known: bool = True
+    ending: Ending | None = None
 
-    def error(self, place: str = "") -> CheckError:
+    def stop(self, results: Sequence[Any], place: str = "") -> Exception:
         """What is raised where it failed.
 
         Args:
+            results: what the step leaves then.
             place: on which worker, if there are several.
         """
+        if self.ending is not None:
+            return LeftOutError(self.ending, results)
         return CheckError(
             f"A check in the step failed{place}: {self.failure}.",
             hint="on one device the step raises here, too; nothing that comes after it was done.",
             where=self.where,
         )
+
+
+class LeftOutError(Exception):
+    """The rest of a step is left out: it ends with these results. Not for users to see."""
+
+    def __init__(self, ending: Ending, results: Sequence[Any]) -> None:
+        super().__init__("the rest of the step is left out")
+        self.ending = ending
+        self.results = results
+
+
+class EndsError(Exception):
+    """A way that is tried ends without a change. Not for users to see."""
+
+    def __init__(self, ending: Ending) -> None:
+        super().__init__("the step ends")
+        self.ending = ending
 
 
 Assertions = Mapping[Way, Assertion]
@@ -130,15 +153,20 @@ def decided(capture: Callable[[Assertions], T]) -> T:
 def _settle(
     capture: Callable[[Assertions], Any], known: Assertions, undecided: UndecidedError
 ) -> Assertion:
-    """See which way raises, by taking each."""
+    """See which way raises, or else ends, by taking each."""
+    ends: Assertion | None = None
     for value in (False, True):
         with _silent():
             try:
                 capture({**known, undecided.way: Assertion(value, known=False)})
+            except EndsError as error:
+                ends = ends or Assertion(not value, where=undecided.where, ending=error.ending)
             except (Exception, SystemExit) as error:
                 if (raised := _raised_by_step(error)) is not None:
                     where = user_line(raised.__traceback__) or undecided.where
                     return Assertion(not value, _as_text(raised), where)
+    if ends is not None:
+        return ends
     raise undecided.refusal
 
 
@@ -193,6 +221,12 @@ class Found(NamedTuple):
 
     assertion: Assertion
     failed: bool
+    results: Sequence[Any] = ()
+    """What the step leaves if it did."""
+
+    def stop(self, place: str = "") -> Exception:
+        """See :meth:`Assertion.stop`."""
+        return self.assertion.stop(self.results, place)
 
 
 def checking(condition: Any, symbols: Sequence[Any], assertion: Assertion) -> Callable[..., Found]:
@@ -200,13 +234,13 @@ def checking(condition: Any, symbols: Sequence[Any], assertion: Assertion) -> Ca
 
     Args:
         condition: of symbols.
-        symbols: the operation takes their values.
+        symbols: the operation takes their values, and what the step leaves if it ends there.
         assertion: what is expected.
     """
 
-    def check(*values: float | int | bool) -> Found:
+    def check(*values: float | int | bool, results: Sequence[Any] = ()) -> Found:
         found = evaluate(condition, dict(zip(symbols, values, strict=True)))
-        return Found(assertion, bool(found) is not assertion.expected)
+        return Found(assertion, bool(found) is not assertion.expected, results)
 
     return fixed_sizes(check)
 
@@ -218,6 +252,7 @@ def enforce(found: Found) -> None:
 
     Raises:
         CheckError: it failed.
+        LeftOutError: the step ends where it fails.
     """
     if found.failed:
-        raise found.assertion.error()
+        raise found.stop()

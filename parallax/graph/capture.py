@@ -17,12 +17,13 @@ from torch.utils import _pytree as pytree
 
 from parallax.errors import CaptureError, ModelError, ParallaxError, UnsupportedError
 from parallax.graph.aliases import memory_of
-from parallax.graph.assertions import Assertions, decided
+from parallax.graph.assertions import Assertions, EndsError, decided
 from parallax.graph.carried import read_by_step, used_gradients
 from parallax.graph.cleanup import clean
 from parallax.graph.collected import Before, Collected
 from parallax.graph.discovery import StepObjects
 from parallax.graph.draws import Draw, Draws, Streams
+from parallax.graph.endings import ending
 from parallax.graph.entries import entries
 from parallax.graph.gradient_order import advance_gradients
 from parallax.graph.iterators import untouched_iterators
@@ -265,6 +266,10 @@ def _capture_once(
             f"the step draws from {', '.join(draws.told)}, which runs at capture only; draw "
             "outside of it, and pass what is drawn"
         )
+    if env.before_branch:
+        ends = ending(module.graph, env.before_branch, left)
+        if ends is not None:
+            raise EndsError(ends)
     if not recording.marked:
         raise _no_backward(objects)
     graph = StepGraph(

@@ -20,7 +20,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from parallax.errors import ConfigError, ModelError, UnsupportedError
+from parallax.errors import ConfigError, ModelError
 from parallax.graph.holders import (
     MAX_DEPTH,
     Attributes,
@@ -31,6 +31,7 @@ from parallax.graph.holders import (
     is_user_object,
     members,
 )
+from parallax.graph.scaled import begin
 
 _MAX_CONTAINERS = 10_000
 
@@ -119,7 +120,6 @@ def discover(
         ConfigError: ``step`` is not callable, or runs later, or ``model`` or ``optimizer`` is of
             another kind.
         ModelError: no model or tensor to train is reached.
-        UnsupportedError: the step uses a GradScaler.
     """
     if not callable(step) or isinstance(step, torch.nn.Module):
         raise ConfigError(
@@ -217,13 +217,11 @@ class _Walker:
             self.visit("optimizer", value.optimizer, depth + 1)
             return False
         if isinstance(value, torch.amp.GradScaler):
+            self._keep(value)
             if value.is_enabled():
-                raise UnsupportedError(
-                    f"The step uses a GradScaler ({name!r}): it skips updates depending on values, "
-                    "which a captured step cannot.",
-                    hint="train in bfloat16, torch.autocast(device, dtype=torch.bfloat16), which "
-                    "needs no scaler; or construct it with GradScaler(enabled=False).",
-                )
+                begin(value)
+                self._contain(name, value)
+                return self._visit_members(name, value, depth)
             return False
         if isinstance(value, torch.Tensor):
             self._keep(value)

@@ -144,6 +144,8 @@ def is_container(value: Any) -> bool:
     """Whether state is looked for in what ``value`` holds."""
     if isinstance(value, MutableMapping | list | tuple):
         return True
+    if isinstance(value, torch.amp.GradScaler):
+        return value.is_enabled()
     return not callable(value) and (is_user_object(value) or is_keeper(value))
 
 

@@ -132,6 +132,8 @@ class ScalarEnv(ShapeEnv):
         self._asserted = 0
         self._is_trying = False
         """A branch has been taken to see what comes then."""
+        self.before_branch: frozenset[str] = frozenset()
+        """The names of the nodes before it; none if none has."""
         """The state at capture and the batch, by the inputs' names."""
         self.of_batch: set[str] = set()
         """Of them, the batch's tensors."""
@@ -200,11 +202,17 @@ class ScalarEnv(ShapeEnv):
             raise UndecidedError(self._refusal(condition), way)
         if self._asserted > _MOST_CHECKS:
             raise self._refusal(condition)
-        self._is_trying |= not assertion.known
         graph = self._tracer.graph
-        failed = graph.call_function(checking(condition, symbols, assertion), tuple(nodes))
-        for node in (failed, graph.call_function(enforce, (failed,))):
-            node.meta.update(val=None, user_place=user_place())
+        if assertion.known:
+            check = checking(condition, symbols, assertion)
+            results = () if assertion.ending is None else tuple(assertion.ending.results(graph))
+            given = {"results": results} if results else {}
+            failed = graph.call_function(check, tuple(nodes), given)
+            for node in (failed, graph.call_function(enforce, (failed,))):
+                node.meta.update(val=None, user_place=user_place())
+        else:
+            self._is_trying = True
+            self.before_branch = frozenset(node.name for node in graph.nodes)
         self._decided[condition] = sympy.true if assertion.expected else sympy.false
         return self._decided[condition]
 

@@ -23,6 +23,7 @@ from parallax.graph.recording import Recording
 from parallax.graph.recurrent import whole_layers
 from parallax.graph.replaced import replaced
 from parallax.graph.scalars import symbolic_math
+from parallax.graph.scaled import scalers_recorded
 from parallax.graph.state import Leaf
 from parallax.graph.tensor_methods import data_by_copies, deep_copies
 from parallax.graph.torch_internals import (
@@ -60,6 +61,7 @@ def prepared(
         stack.enter_context(_watch_output(recording))
         stack.enter_context(_watch_logging(recording))
         stack.enter_context(_watch_clock(recording))
+        stack.enter_context(scalers_recorded(recording))
         stack.enter_context(data_by_copies(tensors))
         stack.enter_context(deep_copies())
         stack.enter_context(indexing_by_symbols())

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from parallax.graph.assertions import LeftOutError
 from parallax.graph.draws import drawn
+from parallax.graph.endings import Ending
 from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
 from parallax.ops.specs import LateSpec, ResourceSpec
 from parallax.rewrite.ahead import IdsGraph, ids_graph
@@ -206,15 +208,18 @@ class Program:
         try:
             with torch.no_grad():
                 results = (run or self._run)(*inputs)
+        except LeftOutError as end:
+            return self._end(end.ending, end.results)
         except Exception as error:
             failure = failure_of(error, self.step.graph)
             if failure is None:
                 raise
             raise failure from error
         del inputs
-        if self._recorder is not None:
-            results = self._recorder.owned(results)
-        return self._put_back(results)
+        return self._put_back(self._own(results))
+
+    def _own(self, results: Sequence[Any]) -> Sequence[Any]:
+        return results if self._recorder is None else self._recorder.owned(results)
 
     def _inputs_of(self, batch: Sequence[Any]) -> list[Any]:
         """What the graph reads of a flat batch."""
@@ -239,22 +244,36 @@ class Program:
         exchanges = [self._resources[number] for number in self._ids.exchanges]
         return dict(zip(exchanges, self._ids(self._inputs_of(batch)), strict=True))
 
-    def _put_back(self, results: Sequence[Any]) -> Any:
-        step = self.step
-        computed = []
+    def _end(self, ending: Ending, results: Sequence[Any]) -> Any:
+        """Leave the rest of the step out, and what it would have changed."""
+        results = self._own(results)
+        numbers = self._put_numbers(ending, results)
+        for write in ending.writes:
+            write(numbers)
+        made = sum(call.before for call in self.step.calls)
+        for call in ending.calls[made:]:
+            _call(call, results)
+        return _returned(ending, results)
+
+    def _put_numbers(self, step: StepGraph | Ending, results: Sequence[Any]) -> dict[str, Any]:
+        """Put numbers where they are read in the next step; those that are written elsewhere."""
         numbers: dict[str, Any] = {}
-        state = dict(step.constants)
         for output, value in zip(step.outputs, results, strict=True):
-            if output.kind == "return":
-                computed.append(value)
-            elif output.kind == "state":
-                state[output.name] = value
-            elif output.kind == "outside":
-                step.outside[output.name].put(value)
+            if output.kind == "outside":
+                self.step.outside[output.name].put(value)
             elif output.kind == "write":
                 numbers[output.name] = value
         for name, number in step.left.items():
-            step.outside[name].put(number)
+            self.step.outside[name].put(number)
+        return numbers
+
+    def _put_back(self, results: Sequence[Any]) -> Any:
+        step = self.step
+        numbers = self._put_numbers(step, results)
+        state = dict(step.constants)
+        for output, value in zip(step.outputs, results, strict=True):
+            if output.kind == "state":
+                state[output.name] = value
         created = False
         for name, place in step.new_leaves.items():  # in the order in which the step made them
             created |= name not in self._state.leaves
@@ -266,9 +285,14 @@ class Program:
         for call in step.calls:
             if not call.before:
                 _call(call, results)
-        values = iter(computed)
-        flat = [next(values) if item is COMPUTED else item for item in step.return_constants]
-        return pytree.tree_unflatten(flat, step.return_spec)
+        return _returned(step, results)
+
+
+def _returned(step: StepGraph | Ending, results: Sequence[Any]) -> Any:
+    pairs = zip(step.outputs, results, strict=True)
+    values = iter([value for output, value in pairs if output.kind == "return"])
+    flat = [next(values) if item is COMPUTED else item for item in step.return_constants]
+    return pytree.tree_unflatten(flat, step.return_spec)
 
 
 def _in_order(item: Any) -> Any:

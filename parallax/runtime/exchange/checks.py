@@ -46,6 +46,7 @@ class Checks:
 
         Raises:
             CheckError: on all workers, if one failed.
+            LeftOutError: the same, where the step ends then.
         """
         pending, self._pending[number] = self._pending[number], None
         assert pending is not None
@@ -53,5 +54,5 @@ class Checks:
         for worker, place in enumerate(self._gathered[number].tolist()):
             if place != _FINE:
                 # Of pieces of a batch there may be more on that worker.
-                check = self._found[min(place, len(self._found) - 1)].assertion
-                raise check.error(f" on worker {worker}")
+                found = self._found[min(place, len(self._found) - 1)]
+                raise found.stop(f" on worker {worker}")
