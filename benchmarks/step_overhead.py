@@ -28,6 +28,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -78,7 +79,7 @@ LARGE: dict[str, Callable[[], Workload]] = {
     "resnet18-large": functools.partial(resnet18, small=False, classes=1000, batch=128),
     "gpt-large": large_gpt,
 }
-"""For a CUDA device."""
+"""For a CUDA device; a turn is an eighth of the others' steps."""
 COMPILE = {"replayed": "none", "recorded": "auto", "compiled": "inductor", "settled": "auto"}
 """By system, what the settings say."""
 EAGER = "eager"
@@ -108,7 +109,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--rounds", type=int, default=30, help="measured rounds, after two that are not")
     add("--steps", type=int, default=2, help="steps of a variant in its turn")
     add("--threads", type=int, default=1, help="torch's threads")
-    add("--at-once", action="store_true", help="let all systems of a model begin together")
+    add("--at-once", action="store_true", help="let all processes begin together")
     add("--device", default="cpu", help="what computes; with cuda, its first device")
     add("--asked", choices=(EAGER, *SYSTEMS), help=argparse.SUPPRESS)  # be the process of this one
     args = parser.parse_args(arguments)
@@ -130,10 +131,36 @@ def main(arguments: list[str] | None = None) -> None:
         table.add_column(heading)
     for heading in ("eager ms", "ms", "ratio", "quartiles", "begin s"):
         table.add_column(heading, justify="right")
-    for name in args.case or CASES:
-        for row in _rows(name, args.system or SYSTEMS[:1], args):
-            table.add_row(name, *row)
+    cases, systems = args.case or [*CASES], args.system or SYSTEMS[:1]
+    with contextlib.ExitStack() as stack:
+        begun = [_begin(stack, name, systems, args) for name in cases] if args.at_once else []
+        for number, name in enumerate(cases):
+            with contextlib.ExitStack() as own:
+                found = begun[number] if begun else _begin(own, name, systems, args)
+                for row in _rows(name, found, args):
+                    table.add_row(name, *row)
     Console().print(table)
+
+
+@dataclass
+class _Begun:
+    """The processes of a model, by system, and how long the first runs of each took."""
+
+    asked: dict[str, Asked]
+    first: dict[str, float]
+
+
+def _begin(
+    stack: contextlib.ExitStack, case: str, systems: Sequence[str], args: argparse.Namespace
+) -> _Begun:
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    begun = _Begun({}, {})
+    for system in (EAGER, *systems):
+        begun.asked[system] = asked = _start(case, system, args, directory)
+        stack.callback(asked.close)
+        if not args.at_once:
+            begun.first[system] = asked.answer(float, LIMIT)
+    return begun
 
 
 def _hardware(args: argparse.Namespace) -> str:
@@ -142,25 +169,18 @@ def _hardware(args: argparse.Namespace) -> str:
     return torch.cuda.get_device_name(args.device)
 
 
-def _rows(case: str, systems: Sequence[str], args: argparse.Namespace) -> list[list[str]]:
-    with contextlib.ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        asked: dict[str, Asked] = {}
-        first: dict[str, float] = {}
-        for system in (EAGER, *systems):
-            asked[system] = _start(case, system, args, directory)
-            stack.callback(asked[system].close)
-            if not args.at_once:
-                first[system] = asked[system].answer(float, LIMIT)
-        for system in asked.keys() - first.keys():
-            first[system] = asked[system].answer(float, LIMIT)
+def _rows(case: str, begun: _Begun, args: argparse.Namespace) -> list[list[str]]:
+    asked, first = begun.asked, begun.first
+    for system in asked.keys() - first.keys():
+        first[system] = asked[system].answer(float, LIMIT)
+    steps = max(1, args.steps // 8) if case in LARGE else args.steps
 
-        def turn(system: str) -> float:
-            return asked[system].ask(Play(args.steps), float, LIMIT) / args.steps
+    def turn(system: str) -> float:
+        return asked[system].ask(Play(steps), float, LIMIT) / steps
 
-        result = pair_turns(list(asked), turn, rounds=args.rounds, warmup=2)
+    result = pair_turns(list(asked), turn, rounds=args.rounds, warmup=2)
     rows = []
-    for system in systems:
+    for system in [one for one in asked if one != EAGER]:
         low, high = result.ratio_range(system, EAGER)
         rows.append(
             [

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import bag_steps
 import compiled_steps
+import endings
 import equality
 import pytest
 import recorded_steps
@@ -139,11 +140,60 @@ def test_shapes_that_come_often_are_recorded(cuda_pool: Pool, size: int) -> None
         assert int(total) >= 2
 
 
+@pytest.mark.parametrize("kind", endings.KINDS)
+def test_updates_are_left_out_on_all_workers(cuda_pool: Pool, kind: str) -> None:
+    counts = [(4, 4), (3, -2), (1, 5), (2, 2), (5, -1), (1, 6), (2, 2)]
+    for found in cuda_pool.run(2, endings.train, kind, counts, {}):
+        assert found["difference"] < 1e-10
+        assert found["scale"]
+        assert len(found["returned"]) == 2
+
+
+def test_scaled_training_in_float16_is_that_of_one_device() -> None:
+    expected, found, scales = endings.half(torch.device("cuda", 0), 40)
+    assert scales[-1] < scales[0]
+    assert found == pytest.approx(expected, rel=0.02)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kind", recurrent_steps.LAYERS)
 def test_recurrent_layers_are_those_of_one_device(kind: str, dtype: torch.dtype) -> None:
     found = recurrent_steps.compare(kind, dtype, torch.device("cuda", 0))
     assert found < (1e-10 if dtype is torch.float64 else 1e-3)
+
+
+GROUPS = """
+import torch
+import torch.distributed as dist
+
+from parallax.runtime.comm.process_groups import process_group
+
+dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+for kind in ("sums", "exchanges"):
+    group = process_group([0], kind)
+    sent = torch.arange(6.0, device="cuda")
+    received = torch.zeros(6, device="cuda")
+    dist.all_to_all_single(received, sent, [6], [6], group=group, async_op=True).wait()
+    dist.all_reduce(received, group=group, async_op=True).wait()
+    dist.broadcast(received, group_src=0, group=group, async_op=True).wait()
+    assert torch.equal(received, sent)
+print("talks")
+"""
+
+
+def test_groups_are_those_of_nccl() -> None:
+    """With one worker, as there may be one device: that such calls are understood."""
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", GROUPS],
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "talks" in done.stdout
 
 
 def test_a_script_has_a_worker_for_each_device(tmp_path: Path) -> None:

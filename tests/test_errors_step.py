@@ -327,11 +327,6 @@ STEPS: dict[str, tuple[Callable[[], Any], type[ParallaxError], tuple[str, ...]]]
         UnsupportedError,
         ("'optimizer' is LBFGS", "such as Adam or SGD"),
     ),
-    "GradScaler": (
-        lambda: scaled(True),
-        UnsupportedError,
-        ("uses a GradScaler ('scaler')", "bfloat16", "GradScaler(enabled=False)"),
-    ),
 }
 
 

@@ -1,0 +1,128 @@
+"""Branches that leave an update out: all workers take the way that one of them has to take."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import endings
+import pytest
+import torch
+import torch.nn.functional as F
+from cells import sampled
+from errors_help import alone, linear, raised, rows
+from pool import Pool
+from torch import nn
+
+from parallax.errors import DataDependentError
+from parallax.runtime.comm.world import single
+
+CPU = torch.device("cpu")
+COUNTS = [(4, 4, 4), (3, -2, 1), (1, 5, 2), (2, 2, 7), (5, -1, 2), (1, 6, 3), (2, 2, 2)]
+"""By step and worker, rows; fewer than none with numbers that are not finite."""
+STRATEGIES = ("HYBRID", "PS", "ZeRO", "AR", "Horovod")
+
+
+def _check(found: dict[str, Any], kind: str, *, of_own: bool) -> None:
+    assert found["difference"] < 1e-12
+    assert found["rate"]
+    assert found["scale"]
+    assert found["left out"] == ((2, 2) if kind == "counts" else (0, 0))
+    assert len(found["returned"]) == 2
+    for result in found["returned"]:
+        if kind == "number":
+            assert result == -1.0
+        else:
+            loss = result["loss"] if isinstance(result, dict) else result
+            assert math.isfinite(loss) is not of_own
+
+
+@pytest.mark.parametrize(
+    ("kind", "compile"), [*((kind, "none") for kind in endings.KINDS), ("clipped", "inductor")]
+)
+def test_one_worker(kind: str, compile: str) -> None:
+    counts = [(parts[1],) for parts in COUNTS]
+    found = endings.train(single(CPU), kind, counts, {"compile": compile})
+    _check(found, kind, of_own=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "strategy"), sampled(itertools.product(endings.KINDS, STRATEGIES), 6)
+)
+def test_all_workers_leave_the_update_out(pool: Pool, kind: str, strategy: str) -> None:
+    counts = [parts[:2] for parts in COUNTS]
+    settings = {"strategy": strategy}
+    for worker, found in enumerate(pool.run(2, endings.train, kind, counts, settings)):
+        _check(found, kind, of_own=worker == 1)
+
+
+@pytest.mark.parametrize("kind", ["returns", "clipped"])
+@pytest.mark.parametrize("size", [3, (0, 0, 1, 1)], ids=str)
+def test_several_hosts(pool: Pool, size: int | tuple[int, ...], kind: str) -> None:
+    workers = size if isinstance(size, int) else len(size)
+    counts = [(*parts, 4)[:workers] for parts in COUNTS]
+    for worker, found in enumerate(pool.run(size, endings.train, kind, counts, {})):
+        _check(found, kind, of_own=worker == 1)
+
+
+def test_scaled_training_in_float16_is_that_of_one_device() -> None:
+    expected, found, scales = endings.half(CPU, 30)
+    assert scales[-1] < scales[0]
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+def _branching(change: Any) -> Any:
+    model, optimizer = linear()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        if loss.isfinite():
+            optimizer.step()
+        else:
+            change(model)
+        return loss
+
+    return lambda: alone(step).run(rows())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: nn.init.zeros_(model.weight),
+        lambda model: torch.rand(2),
+        lambda model: setattr(model, "last", torch.ones(2)),
+    ],
+    ids=["state", "random", "kept"],
+)
+def test_ways_that_both_change_something_are_refused(change: Any) -> None:
+    raised(_branching(change), DataDependentError, "not one graph", "torch.where")
+
+
+def test_what_is_computed_on_the_way_out_is_returned() -> None:
+    model, optimizer = linear()
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), x[:, :2])
+        if loss > 1e6:
+            return {"loss": loss.log() * 2, "rows": x.sum(1), "why": "large"}
+        loss.backward()
+        optimizer.step()
+        return {"loss": loss, "rows": None, "why": ""}
+
+    runner = alone(step)
+    assert runner.run(rows())["why"] == ""
+    before = model.weight.detach().clone()
+    large = 1e6 * rows()
+    with torch.no_grad():
+        expected = F.mse_loss(model(large), large[:, :2]).log() * 2
+    result = runner.run(large)
+    assert result["why"] == "large"
+    assert torch.equal(result["loss"], expected)
+    assert torch.equal(result["rows"], large.sum(1))
+    assert torch.equal(model.weight, before)
+    assert runner.run(rows())["why"] == ""
+    assert not torch.equal(model.weight, before)
