@@ -21,6 +21,7 @@ from parallax.graph.assertions import Assertions, EndsError, decided
 from parallax.graph.carried import read_by_step, used_gradients
 from parallax.graph.cleanup import clean
 from parallax.graph.collected import Before, Collected
+from parallax.graph.default_device import as_script_has_it
 from parallax.graph.discovery import StepObjects
 from parallax.graph.draws import Draw, Draws, Streams
 from parallax.graph.endings import ending
@@ -193,6 +194,7 @@ def _capture_once(
             standing_for(free.outside, outside),
             untouched_iterators(objects),
             draws.recorded(symbols[len(symbols) - len(drawn) :]),
+            as_script_has_it(),
         ):
             result = step(*call_args, **call_kwargs)
             left.collect_outside(free.outside, outside, free.others, others)

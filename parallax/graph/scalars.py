@@ -108,7 +108,8 @@ _CHANGES = "changes its inputs"
 def _as_counter(value: Any, is_changed: bool) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if is_changed else value.detach()
-    return torch.tensor(value, dtype=torch.float64 if isinstance(value, float) else torch.int64)
+    dtype = torch.float64 if isinstance(value, float) else torch.int64
+    return torch.tensor(value, dtype=dtype, device="cpu")
 
 
 class Pending(NamedTuple):
@@ -387,7 +388,7 @@ def _by_tensors(name: str) -> Callable[..., Any]:
     operation = getattr(torch, name)
 
     def symbolic(value: Any, base: Any = None) -> Any:
-        result = operation(torch.scalar_tensor(value, dtype=torch.float64)).item()
+        result = operation(torch.scalar_tensor(value, dtype=torch.float64, device="cpu")).item()
         return result if base is None else result / math.log(base)
 
     return _of_tensors(_or_symbolic(getattr(math, name), symbolic))

@@ -17,6 +17,7 @@ from parallax.config import Config
 from parallax.errors import CheckError, ConfigError
 from parallax.graph.capture import capture
 from parallax.graph.checks import check_batch, check_not_dealt, check_state
+from parallax.graph.default_device import on_processor
 from parallax.graph.discovery import StepObjects
 from parallax.graph.draws import Streams
 from parallax.graph.outside import NO_NUMBERS, Numbers
@@ -80,6 +81,7 @@ class Runner:
     all sizes; another train/eval mode is captured when it comes (the 32 used last are kept).
     """
 
+    @on_processor
     def __init__(
         self,
         step: Callable[..., Any],
@@ -140,6 +142,7 @@ class Runner:
 
     # -- Running --------------------------------------------------------------------------
 
+    @on_processor
     def run(self, *batch: Any, **named: Any) -> Any:
         """Run one step on this worker's batch.
 
@@ -231,6 +234,7 @@ class Runner:
             self._programs.clear()
         return self._course.over(batches)
 
+    @on_processor
     def settle(self) -> None:
         """Finish all updates of the steps that ran: what ``ahead(late_updates=True)`` leaves.
 
@@ -488,6 +492,7 @@ class Runner:
 
     # -- State --------------------------------------------------------------------------------
 
+    @on_processor
     def state_dict(self) -> dict[str, Any]:
         """The full single-device state of everything the step trains.
 
@@ -502,6 +507,7 @@ class Runner:
         self._course.settle()
         return read_state(self._objects, self._state, self._world, self._resources.encoded)
 
+    @on_processor
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take a state that :meth:`state_dict` gave, from a run with any number of workers.
 
