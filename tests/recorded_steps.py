@@ -47,6 +47,13 @@ class Processor:
         return repeat, results
 
 
+class Refusing(Processor):
+    """Records nothing."""
+
+    def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+
 def _inputs_of(run: Any) -> Sequence[Any]:
     """The inputs that a recording is made with: it closes over them."""
     cells = dict(zip(run.__code__.co_freevars, run.__closure__, strict=True))

@@ -99,7 +99,9 @@ class Compiler:
         device = program.device
         if device.type != "cuda" or program.late is not None:
             return None
-        return self._recorders.setdefault(device, Recorder(CudaDevice(device)))
+        if device not in self._recorders:
+            self._recorders[device] = Recorder(CudaDevice(device))
+        return self._recorders[device]
 
     def _by_shape(self, program: Program) -> bool:
         """Whether it is recorded for each shape that comes often: then it is not compiled, which

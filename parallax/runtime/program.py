@@ -97,7 +97,7 @@ class Program:
         may = leaf.kind == "tensor" or (leaf.kind == "buffer" and name in self.step.new_leaves)
         return may and name not in self._state.layouts
 
-    @property
+    @functools.cached_property
     def device(self) -> torch.device:
         """Where it computes: on a CUDA device if any of its inputs is on one."""
         devices = [
