@@ -126,3 +126,28 @@ def test_what_is_computed_on_the_way_out_is_returned() -> None:
     assert torch.equal(model.weight, before)
     assert runner.run(rows())["why"] == ""
     assert not torch.equal(model.weight, before)
+
+
+def test_what_only_python_does_on_the_way_out(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = linear()
+    left_out: list[str] = []
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        if not loss.isfinite():
+            print("left out", loss.item())
+            left_out.append("one")
+            return loss
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    runner = alone(step)
+    with caplog.at_level("WARNING", logger="parallax"):
+        runner.run(rows())
+    assert "print runs at capture only" in caplog.text
+    assert left_out == []
+    runner.run(rows() * math.inf)
+    runner.run(rows())
+    assert left_out == ["one"]

@@ -84,11 +84,17 @@ class LeftOutError(Exception):
 
 
 class EndsError(Exception):
-    """A way that is tried ends without a change. Not for users to see."""
+    """A way that is tried ends without a change. Not for users to see.
 
-    def __init__(self, ending: Ending) -> None:
+    Args:
+        ending: how.
+        trains: whether the step goes backward on that way.
+    """
+
+    def __init__(self, ending: Ending, trains: bool) -> None:
         super().__init__("the step ends")
         self.ending = ending
+        self.trains = trains
 
 
 Assertions = Mapping[Way, Assertion]
@@ -155,17 +161,19 @@ def _settle(
 ) -> Assertion:
     """See which way raises, or else ends, by taking each."""
     ends: Assertion | None = None
+    trains = []
     for value in (False, True):
         with _silent():
             try:
                 capture({**known, undecided.way: Assertion(value, known=False)})
             except EndsError as error:
                 ends = ends or Assertion(not value, where=undecided.where, ending=error.ending)
+                trains.append(error.trains)
             except (Exception, SystemExit) as error:
                 if (raised := _raised_by_step(error)) is not None:
                     where = user_line(raised.__traceback__) or undecided.where
                     return Assertion(not value, _as_text(raised), where)
-    if ends is not None:
+    if ends is not None and (len(trains) == 1 or any(trains)):
         return ends
     raise undecided.refusal
 

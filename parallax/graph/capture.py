@@ -269,9 +269,10 @@ def _capture_once(
             "outside of it, and pass what is drawn"
         )
     if env.before_branch:
-        ends = ending(module.graph, env.before_branch, left)
+        ends = ending(module.graph, env.before_branch, left, recording.notes)
         if ends is not None:
-            raise EndsError(ends)
+            raise EndsError(ends, bool(recording.marked))
+    recording.notes += [note for note in env.notes if note not in recording.notes]
     if not recording.marked:
         raise _no_backward(objects)
     graph = StepGraph(

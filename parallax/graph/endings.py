@@ -31,7 +31,8 @@ class Ending:
     Args:
         graph: of the whole way.
         before: the names of its nodes before the branch, which the other way has as well.
-        outputs, return_spec, return_constants, calls, left, writes: as a step's graph has them.
+        outputs, return_spec, return_constants, calls, left, writes, notes: as a step's graph has
+            them.
     """
 
     graph: Graph
@@ -42,6 +43,7 @@ class Ending:
     calls: tuple[HostCall, ...]
     left: Mapping[str, float]
     writes: Sequence[Written]
+    notes: Sequence[str]
 
     def results(self, graph: Graph) -> list[Any]:
         """The nodes of what it leaves, in the graph of the other way, which has come to the branch.
@@ -59,13 +61,16 @@ class Ending:
         return [here(one) if isinstance(one, Node) else one for one in _results(self.graph)]
 
 
-def ending(graph: Graph, before: Collection[str], left: Collected) -> Ending | None:
+def ending(
+    graph: Graph, before: Collection[str], left: Collected, notes: Sequence[str]
+) -> Ending | None:
     """How a captured way ends, if it changes no tensor after a branch.
 
     Args:
         graph: of the way, as it was traced.
         before: names of its nodes before the branch.
         left: what the step has left.
+        notes: for the user.
     """
     own = [node for node in graph.nodes if node.name not in before and node.op != "output"]
     if left.new_leaves or left.constants or any(o.kind not in _RESULTS for o in left.outputs):
@@ -89,6 +94,7 @@ def ending(graph: Graph, before: Collection[str], left: Collected) -> Ending | N
         left.calls,
         dict(left.left),
         tuple(left.writes),
+        tuple(notes),
     )
 
 

@@ -133,6 +133,8 @@ class ScalarEnv(ShapeEnv):
         self._asserted = 0
         self._is_trying = False
         """A branch has been taken to see what comes then."""
+        self.notes: list[str] = []
+        """Of ways on which the step ends."""
         self.before_branch: frozenset[str] = frozenset()
         """The names of the nodes before it; none if none has."""
         """The state at capture and the batch, by the inputs' names."""
@@ -206,7 +208,10 @@ class ScalarEnv(ShapeEnv):
         graph = self._tracer.graph
         if assertion.known:
             check = checking(condition, symbols, assertion)
-            results = () if assertion.ending is None else tuple(assertion.ending.results(graph))
+            results: tuple[Any, ...] = ()
+            if assertion.ending is not None:
+                results = tuple(assertion.ending.results(graph))
+                self.notes += assertion.ending.notes
             given = {"results": results} if results else {}
             failed = graph.call_function(check, tuple(nodes), given)
             for node in (failed, graph.call_function(enforce, (failed,))):

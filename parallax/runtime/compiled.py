@@ -276,6 +276,7 @@ class CompiledRegion(torch.nn.Module):
     def _decide(self) -> None:
         if self.seconds["compiled"] < self.seconds["replayed"]:
             self.state = "compiled"
+            self._replay = self._form(self._region.module.forward)  # without a recording's memory
             return
         self.state, self.reason = "replayed", "replaying it is faster"
         self._compiled = None
