@@ -15,7 +15,7 @@ from errors_help import alone, linear, raised, rows
 from pool import Pool
 from torch import nn
 
-from parallax.errors import DataDependentError
+from parallax.errors import CaptureError, DataDependentError, UnsupportedError
 from parallax.runtime.comm.world import single
 
 CPU = torch.device("cpu")
@@ -64,6 +64,52 @@ def test_several_hosts(pool: Pool, size: int | tuple[int, ...], kind: str) -> No
     counts = [(*parts, 4)[:workers] for parts in COUNTS]
     for worker, found in enumerate(pool.run(size, endings.train, kind, counts, {})):
         _check(found, kind, of_own=worker == 1)
+
+
+def _scaled(sparse: bool, optimizers: int) -> Any:
+    table = nn.Embedding(5, 2, sparse=sparse)
+    layer = nn.Linear(2, 2)
+    chosen = [torch.optim.SGD(one.parameters(), 0.1) for one in (table, layer)[:optimizers]]
+    scaler = torch.amp.GradScaler("cpu")
+
+    def step(ids: torch.Tensor) -> torch.Tensor:
+        for optimizer in chosen:
+            optimizer.zero_grad()
+        layer.zero_grad()
+        loss = layer(table(ids)).sum()
+        scaler.scale(loss).backward()
+        for optimizer in chosen:
+            scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    return lambda: alone(step).run(torch.tensor([1, 2]))
+
+
+def test_what_a_scaler_cannot_do_is_refused() -> None:
+    raised(_scaled(True, 1), UnsupportedError, "unscales a sparse gradient", "sparse=False")
+    raised(_scaled(False, 2), UnsupportedError, "steps a second optimizer", "bfloat16")
+    _scaled(False, 1)()
+
+
+def test_a_scaler_is_used_as_on_one_device() -> None:
+    model, optimizer = linear()
+    scaler = torch.amp.GradScaler("cpu")
+
+    def twice(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(x).sum()).backward()
+        scaler.unscale_(optimizer)
+        scaler.unscale_(optimizer)
+
+    raised(lambda: alone(twice).run(rows()), CaptureError, "unscale_() has already been called")
+
+    def early(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        scaler.scale(model(x).sum()).backward()
+        scaler.update()
+
+    raised(lambda: alone(early).run(rows()), CaptureError, "No inf checks were recorded prior")
 
 
 def test_scaled_training_in_float16_is_that_of_one_device() -> None:

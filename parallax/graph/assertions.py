@@ -21,7 +21,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from parallax.errors import CaptureError, CheckError, DataDependentError, ParallaxError, SourceLine
+from parallax.errors import (
+    CaptureError,
+    CheckError,
+    DataDependentError,
+    ParallaxError,
+    SourceLine,
+    UnsupportedError,
+)
 from parallax.graph.endings import Ending
 from parallax.graph.replaced import replaced
 from parallax.graph.torch_internals import FakeTensor, evaluate
@@ -162,6 +169,7 @@ def _settle(
     """See which way raises, or else ends, by taking each."""
     ends: Assertion | None = None
     trains = []
+    refusal: ParallaxError = undecided.refusal
     for value in (False, True):
         with _silent():
             try:
@@ -169,13 +177,15 @@ def _settle(
             except EndsError as error:
                 ends = ends or Assertion(not value, where=undecided.where, ending=error.ending)
                 trains.append(error.trains)
+            except UnsupportedError as error:
+                refusal = error  # which says more
             except (Exception, SystemExit) as error:
                 if (raised := _raised_by_step(error)) is not None:
                     where = user_line(raised.__traceback__) or undecided.where
                     return Assertion(not value, _as_text(raised), where)
     if ends is not None and (len(trains) == 1 or any(trains)):
         return ends
-    raise undecided.refusal
+    raise refusal
 
 
 def _raised_by_step(error: BaseException) -> BaseException | None:

@@ -20,6 +20,7 @@ from torch.amp import GradScaler
 from parallax.errors import UnsupportedError
 from parallax.graph.recording import Recording
 from parallax.graph.replaced import replaced
+from parallax.graph.user_code import user_line
 
 
 def begin(scaler: GradScaler) -> None:
@@ -63,6 +64,12 @@ def _methods(recording: Recording) -> dict[str, Callable[..., Any]]:
             raise RuntimeError("Closure use is not currently supported if GradScaler is enabled.")
         if key in stepped:
             raise RuntimeError("step() has already been called since the last update().")
+        if stepped:
+            raise UnsupportedError(
+                "A GradScaler steps a second optimizer of the step: each update may be left out.",
+                hint="one optimizer with groups of parameters; or bfloat16, which needs no scaler.",
+                where=user_line(),
+            )
         if key not in found:
             unscale_(self, optimizer)
         stepped.add(key)
