@@ -226,14 +226,15 @@ def _can_be_recorded(node: Node) -> bool:
 
 
 def _left_to_the_processor(nodes: Sequence[Node], device: str) -> set[Node]:
-    """Numbers, what has to do with another device, what looks through a mask, and, where a step
-    sets the state of random numbers, these too."""
+    """Numbers, what has to do with another device or is sparse, what looks through a mask, and,
+    where a step sets the state of random numbers, these too."""
     states = any(node.target in (marks.SET_RNG_STATE, marks.RNG_STATE) for node in nodes)
     found = set()
     for node in nodes:
         if node.op != "call_function" or node.target is operator.getitem:
             continue
         values = [value for source in (node, *node.all_input_nodes) for value in _tensors(source)]
+        sparse = any(value.layout is not torch.strided for value in values)
         # Constants of the step stay as they are.
         elsewhere = any(value.device.type != device for value in _tensors(node)) or any(
             value.device.type != device
@@ -246,7 +247,7 @@ def _left_to_the_processor(nodes: Sequence[Node], device: str) -> set[Node]:
         )
         own_numbers = node.kwargs.get("generator") is not None
         random = is_random(node) and (states or own_numbers)
-        if is_number(node) or elsewhere or masks or random:
+        if is_number(node) or elsewhere or sparse or masks or random:
             found.add(node)
     return found
 

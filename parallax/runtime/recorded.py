@@ -8,6 +8,7 @@ overwritten when it is repeated, so what outlives a step has to be copied (:meth
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ MOST_RECORDINGS = 8
 """Of a region, as its memory or its settings changed, after which it is run as it is."""
 ROOM = 8
 """Which part of the memory recordings may keep before shapes that come often get no more."""
+_OWN_THREAD = "thread_local"
+"""Other threads, those of NCCL, may talk to the device while one records."""
 MOST_MOVES = 2
 """Of an input, after which it is copied to where a recording expects it."""
 
@@ -65,10 +68,24 @@ class CudaDevice:
         with torch.cuda.device(self._device):
             if self._pool is None:
                 self._pool = torch.cuda.graph_pool_handle()
-            # Other threads, those of NCCL, may talk to the device meanwhile.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                results = run()
+            try:
+                with torch.cuda.graph(graph, pool=self._pool, capture_error_mode=_OWN_THREAD):
+                    results = run()
+            except BaseException:
+                self._recover()
+                raise
         return graph.replay, results
+
+    def _recover(self) -> None:
+        """After a recording that failed PyTorch's allocator would still put memory aside for it,
+        and the generator of random numbers count for it: that ends with one that succeeds."""
+        with contextlib.suppress(Exception):  # what newer versions do themselves
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+        self._pool = None
+        with contextlib.suppress(Exception):
+            one = torch.zeros(1, device=self._device)
+            with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode=_OWN_THREAD):
+                one.add_(1)
 
 
 class Recorder:
