@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from compiled_steps import LOCAL, _largest, batches, training
 from equality import moved
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallax.config import Config
 from parallax.graph.discovery import discover
@@ -54,6 +55,40 @@ class Refusing(Processor):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
 
+class Picky(Processor):
+    """Does not record some operations."""
+
+    def __init__(self, *refused: Any) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def record(self, run: Callable[[], Sequence[Any]]) -> tuple[Callable[[], None], Sequence[Any]]:
+        memory = [x for x in _inputs_of(run) if isinstance(x, torch.Tensor)]
+        before = [x.clone() for x in memory]
+        try:
+            with _Without(self.refused):
+                run()
+        except RuntimeError:  # the end of a recording fails then, as on CUDA
+            raise RuntimeError("operation failed due to a previous error during capture")  # noqa: B904
+        finally:
+            for one, value in zip(memory, before, strict=True):
+                one.copy_(value)
+        return super().record(run)
+
+
+class _Without(TorchDispatchMode):
+    def __init__(self, refused: Sequence[Any]) -> None:
+        super().__init__()
+        self.refused = refused
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in self.refused:
+            raise RuntimeError(f"{func} is not permitted")
+        return func(*args, **(kwargs or {}))
+
+
 def _inputs_of(run: Any) -> Sequence[Any]:
     """The inputs that a recording is made with: it closes over them."""
     cells = dict(zip(run.__code__.co_freevars, run.__closure__, strict=True))
@@ -69,6 +104,7 @@ def record_on(runner: Runner, device: Any) -> Recorder:
         return recorder if program.late is None else None
 
     runner._compiler._recorder = recorder_of  # type: ignore[method-assign]
+    runner._compiler._recorders[torch.device("cpu")] = recorder
     return recorder
 
 

@@ -10,7 +10,7 @@ import pytest
 import recorded_steps
 import torch
 from pool import Pool
-from recorded_steps import Processor, Refusing, record_on
+from recorded_steps import Picky, Processor, Refusing, record_on
 from torch import nn
 
 from parallax.config import Config
@@ -104,6 +104,20 @@ def test_what_cannot_be_recorded_runs_as_it_is() -> None:
     line = found.runner._compiler.describe(found.runner._last)
     reason = "RuntimeError: operation not permitted when stream is capturing"
     assert line == f"recorded: 0 of 3 regions; 3: {reason}"
+
+
+def test_programs_are_cut_at_operations_that_cannot_be_recorded() -> None:
+    expected, wanted = _trained(None)
+    found, results = _trained(Picky(torch.ops.aten.sin.default, torch.ops.aten.pow.Tensor_Scalar))
+    _same(expected, found, wanted, results)
+    assert found.recorder is not None
+    assert found.recorder.refused == {
+        torch.ops.aten.sin.default,
+        torch.ops.aten.pow.Tensor_Scalar,
+    }
+    ready, of, total = found.runner._compiler.describe(found.runner._last).split()[1:4]
+    assert (ready, of) == (total, "of")
+    assert int(total) >= 3
 
 
 def test_memory_of_recordings_is_forgotten_with_them() -> None:

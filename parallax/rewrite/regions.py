@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -76,7 +76,10 @@ _INDEXED = {
 
 
 def cut(
-    step: StepGraph, resources: Sequence[ResourceSpec], recorded_on: str | None = None
+    step: StepGraph,
+    resources: Sequence[ResourceSpec],
+    recorded_on: str | None = None,
+    refused: Collection[Any] = (),
 ) -> tuple[GraphModule, list[Region]]:
     """A graph that computes the same by calls of regions.
 
@@ -85,13 +88,14 @@ def cut(
         resources: descriptions of its first inputs.
         recorded_on: the kind of device that records regions: then they hold all that it can do
             without the processor, and nothing else; and numbers are given to them as numbers.
+        refused: operations that it could not record.
 
     Returns:
         The new graph, and the regions that are its submodules.
     """
     nodes = list(step.graph.nodes)
     same_memory = _same_memory(step)
-    kinds = _kinds(nodes, same_memory, recorded_on)
+    kinds = _kinds(nodes, same_memory, recorded_on, refused)
     cutting = Cutting(
         nodes,
         kinds,
@@ -130,13 +134,17 @@ def _state(step: StepGraph, same_memory: dict[Node, Node]) -> dict[Node, Node]:
 
 
 def _kinds(
-    nodes: Sequence[Node], same_memory: dict[Node, Node], recorded_on: str | None
+    nodes: Sequence[Node],
+    same_memory: dict[Node, Node],
+    recorded_on: str | None,
+    refused: Collection[Any],
 ) -> dict[Node, Kind]:
     kinds: dict[Node, Kind] = {}
     varying: set[Node] = set()
     unknown = _of_unknown_memory(nodes, same_memory)
     if recorded_on is not None:
         unknown |= _left_to_the_processor(nodes, recorded_on)
+        unknown |= {node for node in nodes if node.target in refused}
     for node in nodes:
         if node.op == "placeholder":
             kinds[node] = "input"

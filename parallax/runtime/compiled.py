@@ -71,6 +71,8 @@ class Compiler:
         self._recorders: dict[torch.device, Recorder] = {}
         self.compiled: WeakKeyDictionary[Program, WeakSet[CompiledRegion]] = WeakKeyDictionary()
         self._asked: WeakSet[Program] = WeakSet()
+        self._refused: WeakKeyDictionary[Program, int] = WeakKeyDictionary()
+        """By program, how many operations were refused when it was cut."""
 
     def after(self, program: Program, computed: float) -> None:
         """A program ran, and ``computed`` seconds were spent computing so far. All workers call
@@ -81,7 +83,7 @@ class Compiler:
         if not self._compiles and self._steps >= FIRST_LOOK and _is_power_of_two(self._steps):
             chiefs = self._world.texts("compile", str(computed))[0]
             self._compiles = float(chiefs) >= WORTH_SECONDS
-        if program not in self.compiled:
+        if program not in self.compiled or self._is_refused(program):
             recorder = self._recorder(program)
             if self._compiles or recorder is not None:
                 self._cut(program, recorder)
@@ -103,6 +105,14 @@ class Compiler:
             self._recorders[device] = Recorder(CudaDevice(device))
         return self._recorders[device]
 
+    def _is_refused(self, program: Program) -> bool:
+        """Whether an operation of the program could not be recorded, at which it is not cut yet."""
+        recorder = self._recorders.get(program.device)
+        if recorder is None or len(recorder.refused) == self._refused.get(program):
+            return False
+        self._refused[program] = len(recorder.refused)
+        return any(region.not_recorded for region in self.compiled[program])
+
     def _by_shape(self, program: Program) -> bool:
         """Whether it is recorded for each shape that comes often: then it is not compiled, which
         takes too long for each of them."""
@@ -122,6 +132,9 @@ class Compiler:
         else:
             program.cut(made, recorder)
         self.compiled[program] = regions
+        self._asked.discard(program)
+        if recorder is not None:
+            self._refused[program] = len(recorder.refused)
 
     def describe(self, program: Program | None) -> str:
         """What of a program is recorded and compiled and why the rest is not, in a line; empty if

@@ -41,11 +41,17 @@ def failure_of(error: Exception, graph: torch.fx.Graph) -> ParallaxError | None:
     )
 
 
-def _node(
-    trace: types.TracebackType | None, graph: torch.fx.Graph, namespace: str
-) -> torch.fx.Node | None:
-    """The node that ran, if it is an operation of the namespace: the generated line assigns to its
-    name. One that rewriting made is taken for the last before it that the step made."""
+def failed_operation(error: BaseException, graph: torch.fx.Graph) -> torch._ops.OpOverload | None:
+    """The operation of PyTorch's that a running graph failed at; None if it was something else."""
+    name = _name(error.__traceback__)
+    for node in graph.nodes:
+        if node.name == name and isinstance(node.target, torch._ops.OpOverload):
+            return node.target
+    return None
+
+
+def _name(trace: types.TracebackType | None) -> str | None:
+    """Of the node that ran: the generated line assigns to it."""
     name = None
     while trace is not None:
         frame = trace.tb_frame
@@ -54,6 +60,15 @@ def _node(
             if (found := _ASSIGNED.match(line)) is not None:
                 name = found[1]
         trace = trace.tb_next
+    return name
+
+
+def _node(
+    trace: types.TracebackType | None, graph: torch.fx.Graph, namespace: str
+) -> torch.fx.Node | None:
+    """The node that ran, if it is an operation of the namespace. One that rewriting made is taken
+    for the last before it that the step made."""
+    name = _name(trace)
     last = None
     for node in graph.nodes:
         if "user_place" in node.meta:

@@ -135,8 +135,11 @@ class Program:
     def _cut(
         self, step: StepGraph, made: Callable[[Region], R]
     ) -> tuple[Callable[..., Any], list[R]]:
-        device = None if self._recorder is None else self.device.type
-        module, regions = cut(step, self._specs, device)
+        if self._recorder is None:
+            module, regions = cut(step, self._specs)
+        else:
+            refused = self._recorder.refused
+            module, regions = cut(step, self._specs, self.device.type, refused)
         result = [made(region) for region in regions]
         for region, one in zip(regions, result, strict=True):
             setattr(module, region.name, one)

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 
 from parallax.rewrite.region_graphs import Region
+from parallax.runtime.failures import failed_operation
 
 WARM_UP = 2
 """Runs of a region before it is recorded: libraries prepare themselves in the first."""
@@ -93,6 +94,8 @@ class Recorder:
 
     def __init__(self, device: Device) -> None:
         self.device = device
+        self.refused: set[Any] = set()
+        """Operations that could not be recorded: programs are cut at them."""
         self._memory: dict[int, int] = {}
         """By where it begins, how many bytes recordings keep there."""
 
@@ -277,7 +280,11 @@ class Recorded:
         try:
             repeat, results = self._recorder.device.record(lambda: self._run(*static))
         except Exception as error:  # whatever a library may raise: the region can be run as it is
-            self._give_up(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+            first = _first(error)
+            self._give_up(f"{type(first).__name__}: {(str(first).splitlines() or [''])[0]}")
+            operation = failed_operation(first, self._region.module.graph)
+            if operation is not None:
+                self._recorder.refused.add(operation)
             logger.debug("%s was not recorded", self._region.name, exc_info=True)
             return False
         self._repeat, self._results, self._static = repeat, results, static
@@ -302,6 +309,13 @@ class Recorded:
         self._recorder.drop(self._results)
         self._repeat, self._form = None, None
         self._results, self._static = (), []
+
+
+def _first(error: BaseException) -> BaseException:
+    """What went wrong first: that ends a recording, and then its end goes wrong."""
+    while error.__context__ is not None:
+        error = error.__context__
+    return error
 
 
 def _settings() -> tuple[Any, ...]:
