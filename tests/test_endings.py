@@ -147,6 +147,19 @@ def test_ways_that_both_change_something_are_refused(change: Any) -> None:
     raised(_branching(change), DataDependentError, "not one graph", "torch.where")
 
 
+def test_a_branch_about_numbers_alone_is_refused() -> None:
+    model, optimizer = linear()
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return "low" if loss < 1 else loss.item()
+
+    raised(lambda: alone(step).run(rows()), DataDependentError, "not one graph")
+
+
 def test_what_is_computed_on_the_way_out_is_returned() -> None:
     model, optimizer = linear()
 

@@ -91,17 +91,11 @@ class LeftOutError(Exception):
 
 
 class EndsError(Exception):
-    """A way that is tried ends without a change. Not for users to see.
+    """A way that is tried ends without a change. Not for users to see."""
 
-    Args:
-        ending: how.
-        trains: whether the step goes backward on that way.
-    """
-
-    def __init__(self, ending: Ending, trains: bool) -> None:
+    def __init__(self, ending: Ending) -> None:
         super().__init__("the step ends")
         self.ending = ending
-        self.trains = trains
 
 
 Assertions = Mapping[Way, Assertion]
@@ -166,25 +160,25 @@ def decided(capture: Callable[[Assertions], T]) -> T:
 def _settle(
     capture: Callable[[Assertions], Any], known: Assertions, undecided: UndecidedError
 ) -> Assertion:
-    """See which way raises, or else ends, by taking each."""
-    ends: Assertion | None = None
-    trains = []
+    """See which way raises, or else ends, by taking each. If both end, it is each worker's own loss
+    that decides about nothing but its numbers, and none can be taken for all."""
+    ends: list[Assertion] = []
     refusal: ParallaxError = undecided.refusal
     for value in (False, True):
         with _silent():
             try:
                 capture({**known, undecided.way: Assertion(value, known=False)})
             except EndsError as error:
-                ends = ends or Assertion(not value, where=undecided.where, ending=error.ending)
-                trains.append(error.trains)
+                where = undecided.where
+                ends.append(Assertion(not value, where=where, ending=error.ending))
             except UnsupportedError as error:
                 refusal = error  # which says more
             except (Exception, SystemExit) as error:
                 if (raised := _raised_by_step(error)) is not None:
                     where = user_line(raised.__traceback__) or undecided.where
                     return Assertion(not value, _as_text(raised), where)
-    if ends is not None and (len(trains) == 1 or any(trains)):
-        return ends
+    if len(ends) == 1:
+        return ends[0]
     raise refusal
 
 

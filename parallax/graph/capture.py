@@ -271,7 +271,7 @@ def _capture_once(
     if env.before_branch:
         ends = ending(module.graph, env.before_branch, left, recording.notes)
         if ends is not None:
-            raise EndsError(ends, bool(recording.marked))
+            raise EndsError(ends)
     recording.notes += [note for note in env.notes if note not in recording.notes]
     if not recording.marked:
         raise _no_backward(objects)
