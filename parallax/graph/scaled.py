@@ -40,7 +40,7 @@ def scalers_recorded(recording: Recording) -> AbstractContextManager[None]:
 
 
 def _methods(recording: Recording) -> dict[str, Callable[..., Any]]:
-    original = {name: getattr(GradScaler, name) for name in ("unscale_", "step", "update")}
+    original = {name: getattr(GradScaler, name) for name in ("step", "update")}
     found: dict[tuple[int, int], torch.Tensor] = {}
     stepped: set[tuple[int, int]] = set()
 

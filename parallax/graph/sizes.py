@@ -95,6 +95,8 @@ class BatchSizes:
         self._env = env
         self._shapes = shapes
         self._numbers = dict(numbers)
+        self._found = {number: place for place, number in self._numbers.items()}
+        """By symbol, one of the sizes that it stands for."""
         made = {
             number: new_size(env, f"batch{place[0]}.size{place[1]}", _at(shapes, place))
             for place, number in reversed(self._numbers.items())
@@ -144,13 +146,11 @@ class BatchSizes:
 
     def values(self, batch: Sequence[Any]) -> tuple[int, ...]:
         """The sizes of a flat batch that the graph holds for, those that vary: of each symbol."""
-        found = {number: place for place, number in self._numbers.items()}
-        return tuple(batch[index].shape[dimension] for index, dimension in found.values())
+        return tuple(batch[index].shape[dimension] for index, dimension in self._found.values())
 
     def symbols(self, values: Sequence[int]) -> dict[Any, int]:
         """By symbol of the graph its size, of what :meth:`values` gave."""
-        found = {number: place for place, number in self._numbers.items()}
-        pairs = dict(zip((self._symbols[number] for number in found), values, strict=True))
+        pairs = dict(zip((self._symbols[number] for number in self._found), values, strict=True))
         return pairs | {self._env.replace(symbol): size for symbol, size in pairs.items()}
 
     def settled(self) -> set[Place]:

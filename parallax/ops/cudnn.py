@@ -53,8 +53,7 @@ def cudnn_layer(
         [one.detach().contiguous() for one in weights],
         len(weights),
         None,
-        hidden.contiguous().unsqueeze(0),
-        None if cells is None else cells.contiguous().unsqueeze(0),
+        *_of_one_layer(hidden, cells),
         *_settings(weights, mode),
         [],
         None,
@@ -62,6 +61,11 @@ def cudnn_layer(
     last_cells = x.new_empty(0) if cells is None else last_cells.squeeze(0)
     output = output.flip(0) if reverse else output
     return output, last.squeeze(0), last_cells, workspace, buffer
+
+
+def _of_one_layer(*states: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """States, or gradients of them, as cuDNN has those of several layers."""
+    return [None if one is None else one.contiguous().unsqueeze(0) for one in states]
 
 
 def _settings(weights: list[torch.Tensor], mode: int) -> tuple[Any, ...]:
@@ -111,12 +115,10 @@ def cudnn_layer_backward(
         weights,
         len(weights),
         buffer,
-        hidden.contiguous().unsqueeze(0),
-        None if cells is None else cells.contiguous().unsqueeze(0),
+        *_of_one_layer(hidden, cells),
         output.contiguous(),
         gradient.contiguous(),
-        last_gradient.contiguous().unsqueeze(0),
-        None if last_cells_gradient is None else last_cells_gradient.contiguous().unsqueeze(0),
+        *_of_one_layer(last_gradient, last_cells_gradient),
         *_settings(weights, mode),
         [],
         None,
@@ -175,9 +177,6 @@ def _gradients(ctx: Any, *gradients: torch.Tensor | None) -> tuple[Any, ...]:
 
 
 cudnn_layer.register_autograd(_gradients, setup_context=_keep)
-
-CUDNN: Any = torch.ops.parallax.cudnn_layer.default
-CUDNN_BACKWARD: Any = torch.ops.parallax.cudnn_layer_backward.default
 
 
 @register_flop_formula(torch.ops.parallax.cudnn_layer)

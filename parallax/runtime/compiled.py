@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -17,7 +16,7 @@ from parallax.rewrite.region_graphs import Region, with_constants
 from parallax.runtime.comm.world import World
 from parallax.runtime.compute import timing
 from parallax.runtime.program import Program
-from parallax.runtime.recorded import WARM_UP, CudaDevice, Recorded, Recorder
+from parallax.runtime.recorded import WARM_UP, CudaDevice, Recorded, Recorder, overlaps
 
 WORTH_SECONDS = 120.0
 """Seconds of computing after which compiling, which takes up to as long, is likely to pay."""
@@ -256,7 +255,7 @@ class CompiledRegion(torch.nn.Module):
 
     def _compile(self, inputs: Sequence[Any]) -> None:
         region = self._region
-        if _overlap(inputs):
+        if any(overlaps(inputs)):
             self.reason = "two of its inputs share memory"
             return
         try:
@@ -293,17 +292,6 @@ class CompiledRegion(torch.nn.Module):
             return
         self.state, self.reason = "replayed", "replaying it is faster"
         self._compiled = None
-
-
-def _overlap(inputs: Sequence[Any]) -> bool:
-    """Whether parts of memory belong to two tensors; buckets hold gradients side by side."""
-    parts = []
-    for tensor in inputs:
-        if isinstance(tensor, torch.Tensor) and tensor.numel():
-            last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-            parts.append((tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize))
-    parts.sort()
-    return any(end > start for (_, end), (start, _) in pairwise(parts))
 
 
 def _inductor(

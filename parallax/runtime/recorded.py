@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -331,6 +331,15 @@ def _share_what_changes(
     inputs: Sequence[Any], changed: frozenset[int], copied: Sequence[int]
 ) -> bool:
     """Whether memory that is changed is part of two inputs of which one is a copy."""
+    return any(
+        (one in changed or other in changed) and (one in copied or other in copied)
+        for one, other in overlaps(inputs)
+    )
+
+
+def overlaps(inputs: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """Which inputs have memory that the next one in memory begins in; buckets hold gradients side
+    by side."""
     parts = []
     for place, tensor in enumerate(inputs):
         if isinstance(tensor, torch.Tensor) and tensor.numel():
@@ -338,7 +347,6 @@ def _share_what_changes(
             first = tensor.data_ptr()
             parts.append((first, first + (last + 1) * tensor.itemsize, place))
     parts.sort()
-    return any(
-        end > start and (one in changed or other in changed) and (one in copied or other in copied)
-        for (_, end, one), (start, _, other) in pairwise(parts)
-    )
+    for (_, end, one), (start, _, other) in pairwise(parts):
+        if end > start:
+            yield one, other
