@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from equality import difference
+from equality import difference, moved
 from torch import nn
 
 from parallax.config import Config
@@ -66,9 +66,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def build(name: str, rows: int, kind: torch.dtype) -> tuple[nn.Module, Any, list[Any]]:
+def build(
+    name: str, rows: int, kind: torch.dtype, device: torch.device, steps: int = STEPS
+) -> tuple[nn.Module, Any, list[Any]]:
     torch.manual_seed(SEED)
-    model = MODELS[name]().to(kind)
+    model = MODELS[name]().to(kind).to(device)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
 
     def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -79,9 +81,9 @@ def build(name: str, rows: int, kind: torch.dtype) -> tuple[nn.Module, Any, list
         return loss
 
     batches = [
-        (torch.randn(rows, 2, 6, 6).to(kind), torch.randint(3, (rows,))) for _ in range(STEPS)
+        (torch.randn(rows, 2, 6, 6).to(kind), torch.randint(3, (rows,))) for _ in range(steps)
     ]
-    return model, step, batches
+    return model, step, moved(batches, device)
 
 
 def train(
@@ -91,17 +93,18 @@ def train(
     division: list[int] | None,
     kind: torch.dtype,
     settings: dict[str, Any],
+    steps: int = STEPS,
 ) -> tuple[float, dict[str, int]]:
     """How far parameters and statistics are from one device's, and the bytes that were sent."""
     parts = division or [LOCAL] * world.size
     # What torch synchronises, one device on the CPU refuses.
     alone = "images" if name == "synchronised by torch" else name
-    model, step, batches = build(alone, sum(parts), kind)
+    model, step, batches = build(alone, sum(parts), kind, world.device, steps)
     for batch in batches:
         step(*batch)
-    expected = dict(model.state_dict())
+    expected = moved(dict(model.state_dict()), torch.device("cpu"))
 
-    model, step, batches = build(name, sum(parts), kind)
+    model, step, batches = build(name, sum(parts), kind, world.device, steps)
     config = Config(strategy=builder, workers=1, seed=SEED, **settings)
     runner = Runner(step, discover(step), config, world)
     first, before = sum(parts[: world.rank]), runner.traffic
@@ -110,14 +113,14 @@ def train(
     (found,) = (
         dict(state) for name, state in runner.state_dict().items() if name in runner._objects.models
     )
-    return difference(expected, found), {
+    return difference(expected, moved(found, torch.device("cpu"))), {
         purpose: count - before.get(purpose, 0) for purpose, count in runner.traffic.items()
     }
 
 
 def refused(world: World, name: str, division: list[int], settings: dict[str, Any]) -> str:
     """What is said of a batch that is divided so."""
-    _, step, batches = build(name, sum(division), torch.float64)
+    _, step, batches = build(name, sum(division), torch.float64, world.device)
     runner = Runner(step, discover(step), Config(workers=1, seed=SEED, **settings), world)
     first = sum(division[: world.rank])
     with pytest.raises(BatchError) as found:

@@ -62,11 +62,19 @@ def test_what_is_sent(pool: Pool) -> None:
         assert sent["batch norms"] == 2 * STEPS * 2 * sum(16 * (c + 1) for c in (4, 3))
 
 
-def test_other_devices_are_refused() -> None:
+@pytest.mark.parametrize("size", [1, 2])
+def test_compiled_without_running_statistics(pool: Pool, size: int) -> None:
+    run = batch_norm_steps.train
+    settings = {"sync_batch_norm": True, "compile": "inductor"}
+    for found, _ in pool.run(size, run, "features", "HYBRID", None, torch.float64, settings, 6):
+        assert found < 1e-10
+
+
+def test_operations_of_libraries_are_refused() -> None:
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     graph.call_function(torch.ops.aten.cudnn_batch_norm.default, (x,))
     work: Any = SimpleNamespace(graph=graph, workers=2)
-    with pytest.raises(UnsupportedError, match="cannot normalise over the batches") as found:
+    with pytest.raises(UnsupportedError, match="cudnn_batch_norm.* cannot normalise over") as found:
         over_all_workers(True)(work)
     assert "leave out sync_batch_norm" in str(found.value)

@@ -12,8 +12,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import bag_steps
+import batch_norm_steps
 import compiled_steps
 import endings
 import equality
@@ -119,6 +121,19 @@ def test_compiled_regions_give_the_numbers_of_one_device(cuda_pool: Pool, size: 
         assert difference < 1e-10
         ready, of, total = plan.partition("compiled: ")[2].split()[:3]
         assert (ready, of) == (total, "of"), plan
+
+
+@pytest.mark.parametrize("compiled", ["none", "auto", "inductor"])
+@pytest.mark.parametrize("size", SIZES[:2])
+@pytest.mark.parametrize("name", batch_norm_steps.MODELS)
+def test_batches_are_normalised_as_on_one_device(
+    cuda_pool: Pool, name: str, size: int, compiled: str
+) -> None:
+    settings: dict[str, Any] = {"compile": compiled, "sync_batch_norm": True}
+    run = batch_norm_steps.train
+    for found, sent in cuda_pool.run(size, run, name, "HYBRID", None, torch.float64, settings, 6):
+        assert found < 1e-10
+        assert bool(sent.get("batch norms")) == (size > 1)
 
 
 @pytest.mark.parametrize("size", SIZES[:2])

@@ -11,6 +11,10 @@ from torch.fx.node import map_arg
 
 aten: Any = torch.ops.aten
 
+BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default}
+"""What normalises over a batch, with the same arguments and first results. Their schemas do not
+tell that they change the running mean and variance."""
+
 
 def add_call(graph: Graph, target: Any, *args: Any, **named: Any) -> Node:
     """A call at the graph's insertion point, with the example value that it gives."""
@@ -63,8 +67,7 @@ def written_inputs(node: Node) -> list[Node]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return []
-    if node.target is aten.native_batch_norm.default:
-        # Its schema does not tell of the running mean and variance.
+    if node.target in BATCH_NORMS:
         return [one for one in node.args[3:5] if isinstance(one, Node) and node.args[5]]
     found = []
     for place, argument in enumerate(schema.arguments):
@@ -79,7 +82,7 @@ def written_inputs(node: Node) -> list[Node]:
 def returned_input(node: Node) -> Node | None:
     """The input that an operation changes and returns, as ``add_`` does."""
     schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.returns or node.target is aten.native_batch_norm.default:
+    if schema is None or not schema.returns or node.target in BATCH_NORMS:
         return None
     alias = schema.returns[0].alias_info
     written = written_inputs(node) if alias is not None and alias.is_write else []

@@ -213,13 +213,14 @@ def _plain_batch_norms() -> Iterator[None]:
 
 def any_number_of_rows() -> contextlib.AbstractContextManager[None]:
     """Let BatchNorm take batches of one row, or none, while a step is captured in which the rows of
-    all workers are normalised together. PyTorch refuses the one, and forgets to normalise none."""
+    all workers are normalised together. PyTorch refuses the one, and forgets to normalise none. It
+    is PyTorch's own operation on all devices, which rewriting replaces."""
     module: Any = torch
     original = module.batch_norm
 
     def batch_norm(x: torch.Tensor, *settings: Any) -> torch.Tensor:
         training = settings[4]
-        if not training or x.device.type != "cpu":
+        if not training:
             return original(x, *settings)  # type: ignore[no-any-return]
         normalized: torch.Tensor = torch.ops.aten.native_batch_norm(x, *settings[:-1])[0]
         return normalized

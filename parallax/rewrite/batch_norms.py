@@ -26,7 +26,7 @@ from parallax.rewrite.context import Pass, Rewriting
 aten: Any = torch.ops.aten
 
 _OTHERS = {aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default}
-"""What other devices than the CPU normalise by in training."""
+"""Of libraries: what a step calls by itself, as ``batch_norm`` is captured as PyTorch's own."""
 _MEAN, _VARIANCE, _DEVIATION, _UNBIASED = range(4)
 
 
@@ -38,27 +38,24 @@ def over_all_workers(average: bool) -> Pass:
     """
 
     def normalize_together(work: Rewriting) -> None:
+        if work.workers == 1:
+            return
         for node in work.graph.nodes:
             if node.target in _OTHERS:
                 raise UnsupportedError(
-                    f"BatchNorm of {_device(node)} tensors cannot normalise over the batches of "
-                    "all workers yet.",
-                    hint="leave out sync_batch_norm (and SyncBatchNorm), or use GroupNorm.",
+                    f"{node.target} cannot normalise over the batches of all workers.",
+                    hint="call torch.nn.functional.batch_norm; or leave out sync_batch_norm (and "
+                    "SyncBatchNorm), or use GroupNorm.",
                     where=line_of(node),
                 )
         nodes = [node for node in work.graph.nodes if _normalizes(node)]
-        if work.workers == 1 or not nodes:
+        if not nodes:
             return
         norms = work.resource(BatchNormsSpec(average), "batch_norms")
         for node in nodes:
             _replace(work, norms, node)
 
     return normalize_together
-
-
-def _device(node: Node) -> str:
-    value = node.all_input_nodes[0].meta.get("val")
-    return value.device.type if isinstance(value, torch.Tensor) else "such"
 
 
 def _normalizes(node: Node) -> bool:

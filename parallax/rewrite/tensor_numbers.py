@@ -166,6 +166,25 @@ _FORMS: dict[Any, Callable[..., Any]] = {
 }
 
 
+def _batch_norm(
+    x: torch.Tensor, weight: Any, bias: Any, mean: Any, variance: Any, *settings: Any
+) -> tuple[torch.Tensor, ...]:
+    """In training, by an operation whose schema tells what it changes."""
+    legit = aten._native_batch_norm_legit
+    if mean is None:
+        return legit.no_stats(x, weight, bias, *settings)  # type: ignore[no-any-return]
+    return legit.default(x, weight, bias, mean, variance, *settings)  # type: ignore[no-any-return]
+
+
+def _cudnn_batch_norm(x: torch.Tensor, *others: Any) -> tuple[torch.Tensor, ...]:
+    return *_batch_norm(x, *others), x.new_empty(0, dtype=torch.uint8)
+
+
+_BATCH_NORMS = {
+    aten.native_batch_norm.default: _batch_norm,
+    aten.cudnn_batch_norm.default: _cudnn_batch_norm,
+}
+
 _CONSTANTS = {SGD: range(4, 8), ADAM: range(6, 11)}
 """Of kernels that update variables, which arguments are numbers in the form for tensors too."""
 
@@ -191,9 +210,8 @@ def tensor_form(node: Node) -> Callable[..., Any] | None:
             return _read
         return _ARITHMETIC.get(node.target)
     target: Any = node.target
-    if target is aten.native_batch_norm.default:
-        # The same with a schema that tells what it changes.
-        target = aten._native_batch_norm_legit.default if node.args[5] else target
+    if target in _BATCH_NORMS and node.args[5]:
+        target = _BATCH_NORMS[target]
     if any(is_number(source) for source in node.all_input_nodes):
         return None if _has_literals(node) else _FORMS.get(target)
     return target  # type: ignore[no-any-return]

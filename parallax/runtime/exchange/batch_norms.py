@@ -39,7 +39,8 @@ class BatchNorms:
             variance = mean = torch.zeros(values.shape[1], dtype=kind, device=values.device)
         parts, counts, _ = self._of_all(values, mean, variance)
         total = counts.sum()
-        if float(total) <= 1:
+        # A worker that has two knows; the others wait for their device.
+        if _elements(values) <= 1 and float(total) <= 1:
             raise BatchError(
                 "BatchNorm normalises over all workers' batches, which have one value or none for "
                 "each channel.",
@@ -93,11 +94,16 @@ class BatchNorms:
         """All workers' numbers [workers, kind, channel], and by worker how many elements a channel
         has, and how many rows."""
         rows, channels = values.shape[:2]
-        elements = values.numel() // max(channels, 1)
         numbers = torch.cat(by_channel).double()  # which count exactly
-        sent = torch.cat([numbers, numbers.new_tensor([elements, rows])])
+        counted = (numbers.new_full((1,), count) for count in (_elements(values), rows))
+        sent = torch.cat([numbers, *counted])
         received = sent.new_empty(self.world.size * len(sent))
         self.world.all_gather(received, sent, "batch norms").wait()
         table = received.view(self.world.size, -1)
         parts = table[:, :_ELEMENTS].view(self.world.size, len(by_channel), channels)
         return parts, table[:, _ELEMENTS], table[:, _ROWS]
+
+
+def _elements(values: torch.Tensor) -> int:
+    """How many a channel has."""
+    return values.numel() // max(values.shape[1], 1)
