@@ -22,6 +22,7 @@ import contextlib
 import copy
 import functools
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
+from torch.utils._pytree import tree_map_only
 
 import parallax
 from benchmarks.dialogue import Asked, Asker
@@ -53,15 +55,28 @@ def gpt() -> Workload:
     return Workload(model, optimizer, make_step(training, model, model, optimizer), training.batch)
 
 
-def large_gpt() -> Workload:
-    """A GPT with the sizes of GPT-2's smallest, for a device: 8 texts of 512 words."""
+def dlrm() -> Workload:
+    """The DLRM of ``benchmarks.compare``, whose tables have sparse gradients in the eager step."""
+    training = find("dlrm", quick=False)
+    model = training.model(True)
+    optimizer = training.optimizer(model.parameters())
+    return Workload(model, optimizer, make_step(training, model, model, optimizer), training.batch)
+
+
+def large_gpt(kind: torch.dtype = torch.float32) -> Workload:
+    """A GPT with the sizes of GPT-2's smallest, for a device: 8 texts of 512 words.
+
+    Args:
+        kind: what is computed in; by autocast if it is not float32.
+    """
     vocab, length, batch = 32_000, 512, 8
     model = GPT(layers=12, width=768, heads=12, vocab=vocab, length=length)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
 
     def step(words: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(words).flatten(0, 1), following.flatten())
+        with torch.autocast(words.device.type, kind, enabled=kind is not torch.float32):
+            loss = F.cross_entropy(model(words).flatten(0, 1), following.flatten())
         loss.backward()
         optimizer.step()
         return loss
@@ -78,6 +93,8 @@ CASES: dict[str, Callable[[], Workload]] = {
 LARGE: dict[str, Callable[[], Workload]] = {
     "resnet18-large": functools.partial(resnet18, small=False, classes=1000, batch=128),
     "gpt-large": large_gpt,
+    "gpt-large-bf16": functools.partial(large_gpt, torch.bfloat16),
+    "dlrm": dlrm,
 }
 """For a CUDA device; a turn is an eighth of the others' steps."""
 COMPILE = {"replayed": "none", "recorded": "auto", "compiled": "inductor", "settled": "auto"}
@@ -87,13 +104,19 @@ TORCH = {"torch.compile": None, "reduce-overhead": "reduce-overhead"}
 """By system, torch.compile's mode."""
 SYSTEMS = (*COMPILE, *TORCH)
 FIRST_RUNS = 6
+MEGA = 1e6
 LIMIT = 600.0  # seconds for an answer
 
 
-class Play(msgspec.Struct, frozen=True):
+class Play(msgspec.Struct, frozen=True, tag=True):
     """A question: run so many steps; the answer is the seconds that they took."""
 
     steps: int
+
+
+class Peak(msgspec.Struct, frozen=True, tag=True):
+    """A question: the answer is the most bytes that this process has taken, on CUDA of the
+    device's memory."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -129,7 +152,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     for heading in ("model", "system"):
         table.add_column(heading)
-    for heading in ("eager ms", "ms", "ratio", "quartiles", "begin s"):
+    for heading in ("eager ms", "ms", "ratio", "quartiles", "eager MB", "MB", "begin s"):
         table.add_column(heading, justify="right")
     cases, systems = args.case or [*CASES], args.system or SYSTEMS[:1]
     with contextlib.ExitStack() as stack:
@@ -179,6 +202,7 @@ def _rows(case: str, begun: _Begun, args: argparse.Namespace) -> list[list[str]]
         return asked[system].ask(Play(steps), float, LIMIT) / steps
 
     result = pair_turns(list(asked), turn, rounds=args.rounds, warmup=2)
+    peaks = {one: asked[one].ask(Peak(), int, LIMIT) for one in asked}
     rows = []
     for system in [one for one in asked if one != EAGER]:
         low, high = result.ratio_range(system, EAGER)
@@ -189,6 +213,8 @@ def _rows(case: str, begun: _Begun, args: argparse.Namespace) -> list[list[str]]
                 f"{result.median(system) * 1e3:.2f}",
                 f"{result.ratio(system, EAGER):.3f}",
                 f"{low:.3f} - {high:.3f}",
+                f"{peaks[EAGER] / MEGA:,.0f}",
+                f"{peaks[system] / MEGA:,.0f}",
                 f"{first[system] - FIRST_RUNS * result.median(system):.2f}",
             ]
         )
@@ -211,17 +237,26 @@ def _answer(build: Callable[[], Workload], system: str, device: torch.device) ->
     torch.manual_seed(0)
     workload = build()
     workload.model.to(device)
-    batch = tuple(part.to(device) for part in workload.batch())
+    batch = tree_map_only(torch.Tensor, lambda part: part.to(device), workload.batch())
     run = _runner(system, workload)
-    question = Play(FIRST_RUNS)
+    question: Play | Peak | None = Play(FIRST_RUNS)
     while question is not None:
-        started = time.perf_counter()
-        for _ in range(question.steps):
-            run(*batch)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        asker.answer(time.perf_counter() - started)
-        question = asker.question(Play)
+        if isinstance(question, Play):
+            started = time.perf_counter()
+            for _ in range(question.steps):
+                run(*batch)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            asker.answer(time.perf_counter() - started)
+        else:
+            asker.answer(_peak(device))
+        question = asker.question(Play | Peak)
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # in units of 1,024 bytes
 
 
 def _runner(system: str, workload: Workload) -> Callable[..., object]:

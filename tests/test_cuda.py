@@ -123,9 +123,16 @@ def test_compiled_regions_give_the_numbers_of_one_device(cuda_pool: Pool, size: 
         assert (ready, of) == (total, "of"), plan
 
 
-@pytest.mark.parametrize("compiled", ["none", "auto", "inductor"])
+NORMALISED = [
+    *((name, "auto") for name in batch_norm_steps.MODELS),
+    *(("images", how) for how in ("none", "inductor")),
+    ("features", "inductor"),
+]
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", SIZES[:2])
-@pytest.mark.parametrize("name", batch_norm_steps.MODELS)
+@pytest.mark.parametrize(("name", "compiled"), NORMALISED)
 def test_batches_are_normalised_as_on_one_device(
     cuda_pool: Pool, name: str, size: int, compiled: str
 ) -> None:

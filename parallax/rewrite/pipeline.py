@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from parallax.graph.cleanup import remove_dead
 from parallax.graph.variables import Analysis
@@ -32,11 +33,18 @@ def lower_marks(work: Rewriting) -> None:
         if node.target is not marks.GRADIENT:
             continue
         value = node.args[0]
-        if node.meta["val"].layout is torch.sparse_coo:
+        if node.meta["val"].layout is torch.sparse_coo and not _is_only_added(node):
             with work.graph.inserting_before(node):
                 value = work.call(coalesce, value)
         node.replace_all_uses_with(value)
         work.graph.erase_node(node)
+
+
+def _is_only_added(gradient: Node) -> bool:
+    """Whether it makes no difference that a row is there several times, as with plain SGD."""
+    return all(
+        user.target is aten.add_.Tensor and user.args[0] is not gradient for user in gradient.users
+    )
 
 
 BEFORE: tuple[Pass, ...] = (share_checks, place_on_shards)
