@@ -67,10 +67,11 @@ class BatchNorms:
         kind = values.dtype
         gradient, values = gradient.to(mean.dtype), values.to(mean.dtype)
         scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
-        # As if mean and variance were constants, which gives the sums along.
+        # As if mean and variance were constants, which gives the sums along; CUDA asks for what
+        # training saves as well.
         if values.numel():
             own, of_weight, of_bias = aten.native_batch_norm_backward(
-                gradient, values, scale, mean, variance, None, None, False, epsilon, [True] * 3
+                gradient, values, scale, mean, variance, mean, deviation, False, epsilon, [True] * 3
             )
         else:  # for which it divides by none
             own = torch.zeros_like(values)
