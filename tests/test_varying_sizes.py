@@ -43,6 +43,7 @@ def test_what_varies_and_what_is_equal() -> None:
         ("rnn", "momentum", 3),
         ("bags", "adam", 3),
         ("images", "momentum", 3),
+        ("attending", "momentum", 3),
         ("branching", "momentum", 4),
         ("counting", "momentum", 1 + len(set(LENGTHS))),
         ("plain", "adam", 1 + len(set(LENGTHS))),

@@ -105,6 +105,25 @@ class Sequences(nn.Module):
         return F.cross_entropy(both, labels.flatten()) + self.second(x[:, 1:]).square().mean()
 
 
+class Attending(nn.Module):
+    """Words that look at each other, by PyTorch's layer and by products of four dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+        self.queries, self.keys, self.values = (nn.Linear(8, 8) for _ in range(3))
+        self.out = nn.Linear(8, LABELS)
+
+    def forward(self, words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.layer(self.table(words).transpose(0, 1)).transpose(0, 1)
+        parts = (self.queries(x), self.keys(x), self.values(x))
+        queries, keys, values = (part.unflatten(2, (2, 4)).transpose(1, 2) for part in parts)
+        scores = torch.matmul(queries, keys.transpose(2, 3)).softmax(3)
+        scores = self.out((scores @ values).transpose(1, 2).flatten(2))
+        return F.cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
 class Plain(nn.Module):
     """Python that insists on plain numbers."""
 
@@ -125,6 +144,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "bags": Bags,
     "counting": Counting,
     "branching": Branching,
+    "attending": Attending,
     "images": Images,
     "plain": Plain,
     "sequences": Sequences,

@@ -28,6 +28,7 @@ from parallax.graph.state import Leaf
 from parallax.graph.tensor_methods import data_by_copies, deep_copies
 from parallax.graph.torch_internals import (
     FakeTensorMode,
+    products_of_any_size,
     without_dynamo,
     without_fused_rnn,
 )
@@ -73,6 +74,7 @@ def prepared(
         stack.enter_context(_unchecked_distributions())
         stack.enter_context(without_dynamo())
         stack.enter_context(without_foreach())
+        stack.enter_context(products_of_any_size())
         stack.enter_context(symbolic_math())
         stack.enter_context(without_fused_rnn())
         stack.enter_context(whole_layers())

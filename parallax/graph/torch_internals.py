@@ -6,10 +6,12 @@ Everything else in the package uses documented torch. Works with torch 2.11 to 2
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._decomp import decompositions
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.source import ConstantSource
@@ -22,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     free_unbacked_symbols,
 )
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -45,6 +48,7 @@ __all__ = [
     "new_size",
     "node_of",
     "outside_tracing",
+    "products_of_any_size",
     "raw_ptr_ranges",
     "replace_tensor",
     "swapped",
@@ -141,6 +145,32 @@ def new_size(env: ShapeEnv, name: str, value: int) -> tuple[Any, torch.SymInt]:
     symbol = env.create_symbol(value, ConstantSource(name), dynamic_dim=DimDynamic.DYNAMIC)
     size: Any = env.create_symintnode(symbol, hint=value, source=ConstantSource(name))
     return symbol, size
+
+
+_KNOWS_SIZES = TorchVersion(torch.__version__) >= "2.13"
+"""Whether torch multiplies tensors of three dimensions without asking for sizes as numbers."""
+
+
+@contextlib.contextmanager
+def products_of_any_size() -> Iterator[None]:
+    """Let such tensors have sizes that vary, as with torch 2.13: by its own description of the
+    product in Python, which 2.11 and 2.12 have, and do not use here."""
+    if _KNOWS_SIZES:
+        yield
+        return
+    library: Any = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")
+            library.impl("matmul", _product, "CompositeImplicitAutograd", allow_override=True)
+        yield
+    finally:
+        library._destroy()
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    result: torch.Tensor = decompositions.matmul(left, right)
+    return result
 
 
 def trace(function: Callable[..., Any], arguments: Sequence[Any]) -> torch.fx.GraphModule:
