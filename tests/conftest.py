@@ -24,12 +24,10 @@ PATIENCE = 4
 
 
 WITH_213 = {
-    "test_indexing.py::test_one_graph_holds_for_all_places[_from]": "asks whether lengths are equal",
-    "test_divisors.py::test_means_over_selections[soft labels]": "asks for the length of a selection",
-    "test_default_device.py::test_numbers_are_those_of_one_device[PS-case3-3]": "counts steps on the "
-    "default device",
-    "test_process_groups.py::test_a_process_has_two_threads_for_sockets_whatever_its_groups": "gives "
-    "threads no names",
+    "test_one_graph_holds_for_all_places[_from]": "asks whether lengths are equal",
+    "test_means_over_selections[soft labels]": "asks for the length of a selection",
+    "test_numbers_are_those_of_one_device[PS-case3-3]": "counts steps on the default device",
+    "test_a_process_has_two_threads_for_sockets_whatever_its_groups": "gives threads no names",
 }
 """By test, what torch before 2.13 does instead."""
 BEFORE_213 = TorchVersion(torch.__version__) < "2.13"
@@ -39,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Give long checks time, and leave out what an older torch cannot do."""
     usual = float(config.getini("timeout"))
     for item in items:
-        if BEFORE_213 and (why := WITH_213.get(item.nodeid.rpartition("/")[2])):
+        if BEFORE_213 and (why := WITH_213.get(item.name)):
             item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__} {why}"))
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(PATIENCE * usual))

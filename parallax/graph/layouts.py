@@ -76,7 +76,7 @@ RULES: dict[Any, tuple[Rule, int]] = {
         (_by_operands, 1),
     ),
     **dict.fromkeys(
-        (aten.roll.default, aten.native_batch_norm.default),
+        (aten.roll.default, aten.native_batch_norm.default, aten.native_group_norm.default),
         (_by_images(0), 1),
     ),
     **dict.fromkeys(

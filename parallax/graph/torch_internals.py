@@ -70,6 +70,9 @@ class _CaptureMode(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ADD_ROWS and len(args) > 1 and _is_rows(args[1]) and not _is_rows(args[0]):
             return args[0]
+        if func is torch.ops.aten.alias.default and _is_rows(args[0]):
+            (rows,) = args  # whose storage torch 2.14 looks for
+            return _rows_like(rows, rows._values(), rows.is_coalesced())
         if func is torch.ops.aten._ctc_loss.Tensor:
             scores, targets = args[:2]
             steps, batch = scores.shape[:2]
@@ -83,11 +86,8 @@ class _CaptureMode(FakeTensorMode):
             return values.new_empty(values.shape), of_channel, of_channel.clone()
         if func is torch.ops.aten.sparse_mask.default and not _is_rows(args[0]):
             dense, mask = args
-            ids = mask._indices()
-            values = dense.new_empty((ids.shape[1], *dense.shape[1:]))
-            return torch.sparse_coo_tensor(
-                ids, values, dense.shape, is_coalesced=True, check_invariants=False
-            )
+            count = mask._indices().shape[1]
+            return _rows_like(mask, dense.new_empty((count, *dense.shape[1:])), True)
         return as_laid_out(func, args, super().dispatch(func, types, args, kwargs))
 
 
@@ -116,6 +116,14 @@ def _has_no_elements(tensor: torch.Tensor) -> bool:
 def _is_short(batch: torch.Tensor) -> bool:
     count = batch.numel()
     return isinstance(count, int) and count <= batch.shape[1]
+
+
+def _rows_like(like: torch.Tensor, values: torch.Tensor, coalesced: bool) -> torch.Tensor:
+    """Values at the ids of ``like``."""
+    ids = like._indices()
+    return torch.sparse_coo_tensor(
+        ids, values, like.shape, is_coalesced=coalesced, check_invariants=False
+    )
 
 
 def _is_rows(value: Any) -> bool:
