@@ -1,6 +1,6 @@
 """The private names of torch that capture rests on, each wrapped once.
 
-Everything else in the package uses documented torch. Works with torch 2.11 to 2.13.
+Everything else in the package uses documented torch. Works with torch 2.11 to 2.14.
 """
 
 from __future__ import annotations
