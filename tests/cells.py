@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -16,3 +17,56 @@ def sampled(cells: Iterable[Any], one_in: int) -> list[Any]:
         else pytest.param(*(cell if isinstance(cell, tuple) else (cell,)), marks=pytest.mark.long)
         for number, cell in enumerate(cells)
     ]
+
+
+THINNED = {
+    "test_ahead.py::test_numbers_are_those_of_one_device": 2,
+    "test_alone.py::test_bags_of_every_kind_have_the_numbers_of_the_plain_step": 2,
+    "test_assertions.py::test_all_workers_raise_what_one_finds": 2,
+    "test_assertions.py::test_nothing_is_left_under_way": 3,
+    "test_assertions.py::test_one_worker": 2,
+    "test_axes.py::test_any_cut_gives_the_numbers_of_one_device": 2,
+    "test_bags.py::test_bags_give_the_numbers_of_one_device": 2,
+    "test_bags.py::test_sent_bytes_equal_the_formula": 2,
+    "test_bytes.py::test_sent_bytes_equal_the_formula": 2,
+    "test_checkpoint.py::test_a_loaded_state_goes_on": 2,
+    "test_compiled.py::test_regions_give_the_same_numbers": 2,
+    "test_divisors.py::test_batches_without_rows_count_by_what_means_are_over": 2,
+    "test_divisors.py::test_however_variables_are_synchronised": 2,
+    "test_divisors.py::test_means_over_selections": 2,
+    "test_divisors.py::test_the_numbers_of_one_device": 2,
+    "test_endings.py::test_all_workers_leave_the_update_out": 2,
+    "test_endings.py::test_one_worker": 2,
+    "test_endings.py::test_several_hosts": 3,
+    "test_equality.py::test_equals_one_device": 2,
+    "test_errors_workers.py::test_uneven_and_empty_batches_weigh_as_many_rows_as_they_have": 2,
+    "test_errors_workers.py::test_what_is_not_finite_passes_as_in_torch": 2,
+    "test_example_equality.py::test_example_equals_one_device": 2,
+    "test_host_sums.py::test_gradients_that_are_changed_are_ones_own": 2,
+    "test_late.py::test_without_tables_the_last_bucket_is_not_late": 2,
+    "test_lookups.py::test_lookup_equals_one_device": 2,
+    "test_paper_tables.py::test_placement_changes_bytes_and_no_numbers": 2,
+    "test_partial_rows.py::test_training_equals_one_device": 2,
+    "test_recorded.py::test_recorded_regions_give_the_same_numbers": 2,
+    "test_recorded.py::test_shapes_that_come_often_are_recorded": 2,
+    "test_reductions.py::test_sums_give_the_numbers_of_one_device": 2,
+    "test_user_steps.py::test_the_numbers_of_one_device": 2,
+    "test_varying_sizes.py::test_workers_whose_batches_differ_in_size": 2,
+    "test_weights.py::test_all_workers_count_in_the_same_way": 2,
+    "test_weights.py::test_workers_may_go_backward_in_several_numbers_of_pieces": 2,
+    "test_weights.py::test_workers_may_make_gradients_in_another_order": 2,
+}
+"""By test, of how many of its cells the usual suite runs one; the long checks run the rest. These
+took longest when the suite took more than its fifteen minutes."""
+
+
+def beyond(names: Iterable[str]) -> Iterator[bool]:
+    """Whether the long checks run a test, for tests of the usual suite in their order.
+
+    Args:
+        names: of files and tests, without cells.
+    """
+    seen: Counter[str] = Counter()
+    for name in names:
+        yield seen[name] % THINNED.get(name, 1) != 0
+        seen[name] += 1

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pool as pools
 import pytest
 import torch
+from cells import beyond
 from launching import start_script
 from pool import Pool
 from torch.torch_version import TorchVersion
@@ -33,9 +34,16 @@ WITH_213 = {
 BEFORE_213 = TorchVersion(torch.__version__) < "2.13"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give long checks time, and leave out what an older torch cannot do."""
+    """Leave cells to the long checks and give those time; leave out what an older torch cannot."""
     usual = float(config.getini("timeout"))
+    rare = {"long", "exhaustive"}
+    short = [item for item in items if rare.isdisjoint(m.name for m in item.iter_markers())]
+    names = (item.nodeid.partition("[")[0].rpartition("/")[2] for item in short)
+    for item, is_long in zip(short, beyond(names), strict=True):
+        if is_long:
+            item.add_marker(pytest.mark.long)
     for item in items:
         if BEFORE_213 and (why := WITH_213.get(item.name)):
             item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__} {why}"))

@@ -53,7 +53,8 @@ def test_linear_regression_finds_the_line(workers: str) -> None:
     assert float(intercept) == pytest.approx(-5, abs=0.1)
 
 
-@pytest.mark.parametrize("workers", [pytest.param("1", marks=pytest.mark.long), "2"])
+@pytest.mark.long
+@pytest.mark.parametrize("workers", ["1", "2"])
 def test_the_residual_network_learns(workers: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     flags = ["--data", "digits", "--data-dir", str(tmp_path), "--blocks", "1", "--width", "8"]
