@@ -22,6 +22,8 @@ from parallax.runtime.runner import Runner
 WORDS, WIDTH = 50, 8
 ROUNDS = 3
 """How often the batches are gone through: what is recorded is repeated then."""
+LENGTHS = [4, 5, 6, 7, 5, 6, 7, *[5, 6, 7] * 4, 8, 6]
+"""Of sentences, by step: some come often."""
 
 
 class Processor:

@@ -153,17 +153,14 @@ def test_recorded_regions_give_the_numbers_of_regions_that_run(
         assert recorded_steps.regions_of(found["plan"]) > 0, found["plan"]
 
 
-LENGTHS = [4, 5, 6, 7, 5, 6, 7, *[5, 6, 7] * 4, 8, 6]
-
-
 def test_one_graph_is_recorded_for_several_lengths(cuda_pool: Pool) -> None:
-    (found,) = cuda_pool.run(1, recorded_steps.compare_lengths, LENGTHS)
+    (found,) = cuda_pool.run(1, recorded_steps.compare_lengths, recorded_steps.LENGTHS)
     assert recorded_steps.regions_of(found["plan"]) >= 2, found["plan"]
 
 
 @pytest.mark.parametrize("size", SIZES[:2])
 def test_shapes_that_come_often_are_recorded(cuda_pool: Pool, size: int) -> None:
-    for found in cuda_pool.run(size, recorded_steps.compare_lengths, LENGTHS):
+    for found in cuda_pool.run(size, recorded_steps.compare_lengths, recorded_steps.LENGTHS):
         assert found["difference"] < 1e-10
         assert recorded_steps.regions_of(found["plan"]) > 0, found["plan"]
 

@@ -26,6 +26,7 @@ SMALL_LM = [
 ]
 
 
+WORKERS = ["1", "2"]
 SHORT = {("sgd", "2"), ("adam", "1")}
 
 
@@ -54,7 +55,7 @@ def test_linear_regression_finds_the_line(workers: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", WORKERS)
 def test_the_residual_network_learns(workers: str, tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     flags = ["--data", "digits", "--data-dir", str(tmp_path), "--blocks", "1", "--width", "8"]
@@ -79,9 +80,6 @@ def test_the_language_model_runs(workers: str, optimizer: str, tmp_path: Path) -
     output = run("examples.lm.train", "--workers", workers, *SMALL_LM, *flags)
     assert float(re.findall(r"full softmax\) *│ *([\d.,]+)", output)[0].replace(",", "")) < 500
     assert "softmax_weight" in output, "the plan is printed"
-
-
-WORKERS = ["1", "2"]
 
 
 @pytest.mark.long

@@ -39,8 +39,7 @@ def test_recorded_regions_give_the_same_numbers(
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_shapes_that_come_often_are_recorded(pool: Pool, size: int) -> None:
-    lengths = [4, 5, 6, 7, 5, 6, 7, *[5, 6, 7] * 4, 8, 6]
-    for found in pool.run(size, recorded_steps.compare_lengths, lengths):
+    for found in pool.run(size, recorded_steps.compare_lengths, recorded_steps.LENGTHS):
         assert found["difference"] < 1e-12
         assert recorded_steps.regions_of(found["plan"]) >= 2, found["plan"]
 
