@@ -28,8 +28,8 @@ from benchmarks.comparison.arguments import parser_for
 from benchmarks.comparison.drawing import draw
 from benchmarks.comparison.launch import Launcher
 from benchmarks.comparison.report import Comparison
-from benchmarks.comparison.rounds import Contestant, households, play
-from benchmarks.comparison.values import Task, Trial, Turn
+from benchmarks.comparison.rounds import Contestant, Played, households, play
+from benchmarks.comparison.values import Begin, Task, Trial, Turn
 from benchmarks.dialogue import SilentError
 from benchmarks.namespaces import rate_bits
 from benchmarks.peers.systems import CAPTURED, COMPUTATION, HYBRID, SYSTEMS, WHOLE
@@ -56,7 +56,7 @@ class Options:
         quick: with tiny models.
         packages: directory with TorchRec; empty without it.
         memory: bytes for all workers together.
-        trials: try each system by itself; else these two only, and take HYBRID's trial for others.
+        trials: try each system by itself; else all take turns at once, of whatever memory.
         traced: record turns by PyTorch's profiler.
         near: only systems whose trial took less than ``FAR`` times HYBRID's take turns.
     """
@@ -82,6 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
         args.quick,
         str(Path(args.packages).resolve()) if args.packages else "",
         args.memory * 1e9 if args.memory else memory_budget(),
+        trials=not args.no_trials,
     )
     console = Console(width=None if sys.stdout.isatty() else 150)
 
@@ -118,7 +119,7 @@ def run_all(
     results: list[Comparison] = []
     rate = None if args.rate == "none" else args.rate
     try:
-        with VirtualCluster(args.hosts, rate) as cluster:
+        with VirtualCluster(args.hosts, rate, sshd=False) as cluster:
             launcher = Launcher(cluster, args.workers_per_host, args.limit)
             for workload, options in plan:
                 results.append(run(launcher, workload, options, console))
@@ -137,34 +138,34 @@ def run(launcher: Launcher, workload: str, options: Options, console: Console) -
     names = _names(training, options, console)
     task = Task(workload, options.quick, [], options.packages)
     trials: dict[str, Trial | str] = {}
-    for name in names:
-        if not options.trials and name not in (HYBRID, COMPUTATION):
-            continue
+    for name in names if options.trials else ():
         started = launcher.start(msgspec.structs.replace(task, systems=[name]))
         with contextlib.closing(started) as asked:
             try:
-                (trials[name],) = asked.answer(list[Trial], launcher.limit)
+                (trials[name],) = asked.ask(Begin(), list[Trial], launcher.limit)
             except SilentError as error:
                 _must_play(workload, name, str(error))
                 trials[name] = str(error)
         console.print(f"{workload}: tried {name}: {_in_words(trials[name])}", style="dim")
     fit = {name: trial for name, trial in trials.items() if isinstance(trial, Trial)}
-    untried = [name for name in names if name not in trials]
-    fit.update(dict.fromkeys(untried, fit[HYBRID]))
-    nothing = msgspec.structs.replace(fit[HYBRID], losses=[], peak_bytes=0)
-    trials.update(dict.fromkeys(untried, nothing))
     workers = len(launcher.cluster.hosts) * options.workers_per_host
     playing = _near(fit) if options.near else fit
     groups = []
     failed: dict[str, str] = {}
-    for group in _groups(playing, workers, options.memory):
+
+    def contestant(name: str, began: Trial) -> Contestant:
+        return _contestant(name, fit.get(name, began), options, launcher.limit)
+
+    for group in _groups(playing, workers, options.memory) if options.trials else [names]:
         console.print(f"{workload}: {', '.join(group)} take turns", style="dim")
-        contestants = [_contestant(name, fit[name], options, launcher.limit) for name in group]
-        turns, without = play(launcher, task, contestants, options.traced)
-        for name, why in without.items():
+        played = play(launcher, task, group, contestant, options.traced)
+        for name, why in played.failed.items():
             _must_play(workload, name, why)
-        groups.append(turns)
-        failed |= without
+        groups.append(played.turns)
+        failed |= played.failed
+        for name in group:
+            if name not in trials:
+                trials[name] = _without_memory(played, name)
     return _put_together(launcher, workload, options, names, trials, groups, failed)
 
 
@@ -174,6 +175,13 @@ def _must_play(workload: str, name: str, failure: str) -> None:
             f"{workload}: {name}, with which all is compared, {failure}",
             "give it more time (--limit), or a machine with more free cores and memory",
         )
+
+
+def _without_memory(played: Played, name: str) -> Trial | str:
+    """How a system began that had no trial by itself: what memory it took is not known."""
+    if name not in played.trials:
+        return played.failed[name]
+    return msgspec.structs.replace(played.trials[name], peak_bytes=0)
 
 
 def _near(fit: Mapping[str, Trial]) -> dict[str, Trial]:
@@ -280,6 +288,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--system", action="append", choices=SYSTEMS, help="one or several (default: whole ones)")
     add("--memory", type=float, help="GB for all workers together (default: most of what is free)")
+    add("--no-trials", action="store_true", help="all take turns at once, in whatever memory")
     add("--packages", default="", help="directory with TorchRec, see benchmarks/peers/torchrec.txt")
     add("--markdown", help="write the tables to this file")
     add("--plot", help="draw them to this file, if matplotlib is installed")

@@ -150,7 +150,8 @@ def main(arguments: list[str] | None = None) -> int:
         _worker()
         return 0
     try:
-        with VirtualCluster(args.hosts, None if args.rate == "none" else args.rate) as cluster:
+        rate = None if args.rate == "none" else args.rate
+        with VirtualCluster(args.hosts, rate, sshd=False) as cluster:
             found = _run(cluster)
     except VirtualClusterError as error:
         print(error, file=sys.stderr)

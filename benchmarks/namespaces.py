@@ -48,16 +48,21 @@ class VirtualHost:
     address6: str
 
 
-def missing_requirement() -> tuple[str, str] | None:
-    """Why a virtual cluster cannot be made here and what to do, or None if it can."""
+def missing_requirement(sshd: bool = True) -> tuple[str, str] | None:
+    """Why a virtual cluster cannot be made here and what to do, or None if it can.
+
+    Args:
+        sshd: its hosts run one each.
+    """
     if os.geteuid() != 0:
         return "a virtual cluster needs root, for network namespaces", "run this as root"
     programs = {
         **dict.fromkeys(("ip", "tc"), "iproute2"),
         **dict.fromkeys(("unshare", "nsenter"), "util-linux"),
-        **dict.fromkeys(("ssh", "ssh-keygen"), "openssh-client"),
-        "sshd": "openssh-server",
     }
+    if sshd:
+        programs |= dict.fromkeys(("ssh", "ssh-keygen"), "openssh-client")
+        programs["sshd"] = "openssh-server"
     for program, package in programs.items():
         if which(program) is None:
             return f"a virtual cluster needs {program}", f"apt-get install {package}"

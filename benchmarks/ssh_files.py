@@ -10,18 +10,21 @@ from benchmarks import namespaces
 from benchmarks.namespaces import VirtualHost
 
 
-def write_ssh_files(here: Path, hosts: Sequence[VirtualHost]) -> None:
-    """Make one user key, a key for each host, and the files that let them meet, in ``here``."""
-    _make_key(here / "user_key")
-    shutil.copy(here / "user_key.pub", here / "authorized_keys")
+def write_names(here: Path, hosts: Sequence[VirtualHost]) -> None:
+    """Write the hosts' and users' names, as each host sees them in /etc, in ``here``."""
     # sshd refuses root where the machine locks its password; the hosts have none to lock.
     _write(here / "shadow", ["root:*:19000:0:99999:7:::"])
     names = [f"{host.address} {host.name}" for host in hosts]
     _write(here / "hosts", ["127.0.0.1 localhost", "::1 localhost", *names])
+
+
+def write_ssh_files(here: Path, hosts: Sequence[VirtualHost]) -> None:
+    """Make one user key, a key for each host, and the files that let them meet, in ``here``."""
+    _make_key(here / "user_key")
+    shutil.copy(here / "user_key.pub", here / "authorized_keys")
     known = []
     config = []
     for host in hosts:
-        (here / host.name).mkdir()
         _make_key(here / host.name / "host_key")
         kind, key, *_ = (here / host.name / "host_key.pub").read_text().split()
         known.append(f"{host.name},{host.address},{host.address6} {kind} {key}")

@@ -42,7 +42,7 @@ from benchmarks.namespaces import (
     missing_requirement,
     rate_bits,
 )
-from benchmarks.ssh_files import write_ssh_files
+from benchmarks.ssh_files import write_names, write_ssh_files
 
 __all__ = ["VirtualCluster", "VirtualClusterError", "VirtualHost", "missing_requirement"]
 
@@ -59,24 +59,26 @@ class VirtualCluster:
         hosts: how many.
         rate: of each host's link, for each direction, in ``tc``'s words: ``"1gbit"``,
             ``"100mbit"``; None does not shape.
+        sshd: each host runs one; without, only :meth:`popen` starts anything there.
 
     Raises:
         VirtualClusterError: what it needs is missing, or ``hosts`` or ``rate`` make no sense.
     """
 
-    def __init__(self, hosts: int, rate: str | None = None) -> None:
+    def __init__(self, hosts: int, rate: str | None = None, *, sshd: bool = True) -> None:
         if not 1 <= hosts <= MAX_HOSTS:
             raise VirtualClusterError(
                 f"hosts is {hosts}", f"ask for 1 to {MAX_HOSTS} hosts: they share one /24"
             )
         self.rate = rate
         self._rate_bits = None if rate is None else rate_bits(rate)
-        missing = missing_requirement()
+        missing = missing_requirement(sshd)
         if missing is not None:
             raise VirtualClusterError(*missing)
         self.name = f"plx{os.getpid()}x{next(_serial)}"
         self.hosts: tuple[VirtualHost, ...] = ()
         self._count = hosts
+        self._with_sshd = sshd
         self._holders: list[subprocess.Popen[bytes]] = []
         self._sshd: dict[str, subprocess.Popen[bytes]] = {}
         self._started: list[subprocess.Popen[Any]] = []
@@ -96,10 +98,15 @@ class VirtualCluster:
                     for i in range(self._count)
                 )
                 self._join()
-            write_ssh_files(self.directory, self.hosts)
-            self._hold()
             for host in self.hosts:
-                self.start_sshd(host)
+                (self.directory / host.name).mkdir()
+            write_names(self.directory, self.hosts)
+            if self._with_sshd:
+                write_ssh_files(self.directory, self.hosts)
+            self._hold()
+            if self._with_sshd:
+                for host in self.hosts:
+                    self.start_sshd(host)
         except BaseException:
             self.close()
             raise
@@ -303,11 +310,12 @@ class VirtualCluster:
         for host in self.hosts:
             here = shlex.quote(str(self.directory))
             made = shlex.quote(str(self.directory / host.name / "sys"))
+            config = f"mount --bind {here}/ssh_config /etc/ssh/ssh_config"
             script = f"""set -e
                 hostname {host.name}
                 mount --bind {here}/hosts /etc/hosts
                 mount --bind {here}/shadow /etc/shadow
-                mount --bind {here}/ssh_config /etc/ssh/ssh_config
+                {config if self._with_sshd else ""}
                 mkdir {made}
                 mount -t sysfs sysfs {made}
                 if mountpoint -q /sys/fs/cgroup; then

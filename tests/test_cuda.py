@@ -182,9 +182,16 @@ def test_scaled_training_in_float16_is_that_of_one_device() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("kind", recurrent_steps.LAYERS)
-def test_recurrent_layers_are_those_of_one_device(kind: str, dtype: torch.dtype) -> None:
+def test_recurrent_layers_are_those_of_one_device(
+    kind: str,
+    dtype: torch.dtype,
+    capfd: pytest.CaptureFixture[str],
+    recwarn: pytest.WarningsRecorder,
+) -> None:
     found = recurrent_steps.compare(kind, dtype, torch.device("cuda", 0))
     assert found < (1e-10 if dtype is torch.float64 else 1e-3)
+    told = [capfd.readouterr().err, *(str(one.message) for one in recwarn)]
+    assert not any("contiguous chunk" in text for text in told), told
 
 
 def test_random_numbers_and_recordings_go_on_after_one_that_fails() -> None:

@@ -33,7 +33,7 @@ class Launcher:
         self._numbers = itertools.count()
 
     def start(self, task: Task) -> Asked:
-        """A worker for each device, which first answer the trials of the task's systems."""
+        """A worker for each device, which begins when asked."""
         number = next(self._numbers)
         directory = self.cluster.directory / f"task{number}"
         directory.mkdir()

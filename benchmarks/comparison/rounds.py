@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from benchmarks.comparison.launch import Launcher
-from benchmarks.comparison.values import Play, Task, Tell, Told, Trial, Turn
+from benchmarks.comparison.values import Begin, Play, Ready, Task, Tell, Told, Trial, Turn
 from benchmarks.dialogue import Asked, SilentError
 from benchmarks.pairing import in_turns
 from benchmarks.peers.systems import CAPTURED, COMPUTATION, SYSTEMS
+
+NOTHING = Told(0.0, "", "")
 
 
 @dataclass(frozen=True)
@@ -33,22 +35,40 @@ class Contestant:
     limit: float
 
 
+@dataclass(frozen=True)
+class Played:
+    """What came of rounds.
+
+    Args:
+        turns: all of them.
+        failed: by system why it failed, of those that did.
+        trials: by system how it began, of those that did not fail at once.
+    """
+
+    turns: list[Turn]
+    failed: dict[str, str]
+    trials: dict[str, Trial]
+
+
 def play(
-    launcher: Launcher, task: Task, contestants: Sequence[Contestant], traced: bool = False
-) -> tuple[list[Turn], dict[str, str]]:
+    launcher: Launcher,
+    task: Task,
+    names: Sequence[str],
+    contestant: Callable[[str, Trial], Contestant],
+    traced: bool = False,
+) -> Played:
     """Start all, and let them take turns.
 
     Args:
         launcher: starts workers.
-        task: what is trained; its systems are the contestants.
-        contestants: who takes part.
+        task: what is trained; its systems are those that take part.
+        names: of the systems.
+        contestant: how each takes part, by its name and how it began.
         traced: record turns by PyTorch's profiler.
-
-    Returns:
-        All turns; and by system why it failed, of those that did.
     """
-    members = households([one.name for one in contestants])
+    members = households(names)
     failed: dict[str, str] = {}
+    trials: dict[str, Trial] = {}
     turns: list[Turn] = []
     asked: dict[str, Asked] = {}
 
@@ -57,16 +77,26 @@ def play(
         failed.update(dict.fromkeys(members[household], str(error)))
 
     with contextlib.ExitStack() as stack:
-        for household, names in members.items():
-            # One after the other: some measure machines and links when they start.
-            held = launcher.start(msgspec.structs.replace(task, systems=names))
+        for household, systems in members.items():
+            held = launcher.start(msgspec.structs.replace(task, systems=systems))
             stack.callback(held.close)
             asked[household] = held
+        for household in members:
             try:
-                held.answer(list[Trial], launcher.limit * len(names))
+                asked[household].ask(Ready(), bool, launcher.limit)
             except SilentError as error:
                 lose(household, error)
-        for number in range(max(one.rounds for one in contestants)):
+        for household, held in list(asked.items()):
+            # One after the other: some measure machines and links when they begin.
+            limit = launcher.limit * len(members[household])
+            try:
+                began = held.ask(Begin(), list[Trial], limit)
+            except SilentError as error:
+                lose(household, error)
+            else:
+                trials.update(zip(members[household], began, strict=True))
+        contestants = [contestant(name, trials[name]) for name in names if name in trials]
+        for number in range(max((one.rounds for one in contestants), default=0)):
             playing = [one for one in contestants if number < one.rounds]
             for one in in_turns(playing, number):
                 household = SYSTEMS[one.name].household
@@ -79,11 +109,11 @@ def play(
                     lose(household, error)
         told = _told(asked, turns, launcher.limit)
     turns = [
-        msgspec.structs.replace(turn, **msgspec.structs.asdict(told[turn.system]))
+        msgspec.structs.replace(turn, **msgspec.structs.asdict(told.get(turn.system, NOTHING)))
         for turn in turns
         if turn.system not in failed
     ]
-    return turns, failed
+    return Played(turns, failed, trials)
 
 
 def households(names: Sequence[str]) -> dict[str, list[str]]:
@@ -101,5 +131,6 @@ def _told(asked: dict[str, Asked], turns: Sequence[Turn], limit: float) -> dict[
     alone = by_system.get(CAPTURED) or by_system.get(COMPUTATION) or [0.0]
     told: dict[str, Told] = {}
     for one in asked.values():
-        told |= one.ask(Tell(statistics.median(alone)), dict[str, Told], limit)
+        with contextlib.suppress(SilentError):  # it has had its turns
+            told |= one.ask(Tell(statistics.median(alone)), dict[str, Told], limit)
     return told

@@ -41,6 +41,15 @@ class Trial(msgspec.Struct, frozen=True):
     cross_bytes: float
 
 
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """A question: are all workers there, with what they import; the answer is ``True``."""
+
+
+class Begin(msgspec.Struct, frozen=True, tag=True):
+    """A question: build the task's systems and run their first steps; the answer is their
+    ``list[Trial]``."""
+
+
 class Play(msgspec.Struct, frozen=True, tag=True):
     """A question: have a turn, which is the answer.
 

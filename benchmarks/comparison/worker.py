@@ -27,7 +27,7 @@ import torch.distributed as dist
 import parallax
 from benchmarks.comparison.limits import bytes_that_must_cross
 from benchmarks.comparison.spans import TURN, idle_seconds
-from benchmarks.comparison.values import Play, Task, Tell, Told, Trial, Turn
+from benchmarks.comparison.values import Begin, Play, Ready, Task, Tell, Told, Trial, Turn
 from benchmarks.dialogue import Asker
 from benchmarks.namespaces import link_bytes
 from benchmarks.peers.systems import COMPUTATION, SYSTEMS
@@ -35,6 +35,8 @@ from benchmarks.workloads import Batch, Step, Training, batches, find
 
 BATCHES = 8
 TRIAL_STEPS = 4
+
+Question = Ready | Begin | Play | Tell
 
 
 def main(path: str) -> None:
@@ -50,16 +52,18 @@ def main(path: str) -> None:
     data = batches(training, BATCHES, seed=1000 + dist.get_rank())
     built: dict[str, Step] = {}
     steps: dict[str, Callable[[], torch.Tensor]] = {}
-    trials = []
-    for name in task.systems:
-        # Before the next is built: the first step of some gives most of a table's memory back.
-        built[name], steps[name], trial = _trial(name, training, data)
-        trials.append(trial)
-    if asker is not None:
-        asker.answer(trials)
     while (question := _question(asker)) is not None:
-        answer: Turn | dict[str, Told]
-        if isinstance(question, Play):
+        answer: bool | list[Trial] | Turn | dict[str, Told]
+        if isinstance(question, Ready):
+            answer = True
+        elif isinstance(question, Begin):
+            answer = []
+            for name in task.systems:
+                # Before the next is built: the first step of some gives most of a table's memory
+                # back.
+                built[name], steps[name], trial = _trial(name, training, data)
+                answer.append(trial)
+        elif isinstance(question, Play):
             answer = _turn(question, steps[question.system])
             # What it left under way is not to travel in the turn of another.
             finish = getattr(built[question.system], "finish", None)
@@ -74,11 +78,11 @@ def main(path: str) -> None:
     os._exit(0)
 
 
-def _question(asker: Asker | None) -> Play | Tell | None:
+def _question(asker: Asker | None) -> Question | None:
     """What worker 0 is asked, all are."""
-    told: list[Any] = [asker.question(Play | Tell) if asker is not None else None]
+    told: list[Any] = [asker.question(Question) if asker is not None else None]
     dist.broadcast_object_list(told, src=0)
-    question: Play | Tell | None = told[0]
+    question: Question | None = told[0]
     return question
 
 
@@ -149,7 +153,8 @@ def _told(step: Step, alone: float) -> Told:
     """What a system says of itself; most say nothing."""
     told = getattr(step, "told", "")
     runner = getattr(step, "__self__", None)
-    if not isinstance(runner, parallax.Runner):
+    # Without a look at parallax's class, which would be loaded for it in another system's process.
+    if runner is None or not isinstance(runner, parallax.Runner):
         return Told(0.0, told, "")
     expected = runner.expected_time(alone) if alone else None
     strategy = ""

@@ -48,13 +48,24 @@ def cudnn_layer(
     """
     if reverse:
         x = x.flip(0)
+    mode, size, projected, *settings = _settings(weights, mode)
+    # cuDNN wants all weights in one piece of memory, of which PyTorch makes them views: of these
+    # tensors, while the variables, with counters of changes of their own, stay where they are.
+    packed = [one.data for one in weights]
+    layers, batch_first, bidirectional = 1, False, False
+    buffer = aten._cudnn_rnn_flatten_weight(
+        packed, len(packed), x.shape[2], mode, size, projected, layers, batch_first, bidirectional
+    )
     output, last, last_cells, workspace, buffer = aten._cudnn_rnn(
         x.contiguous(),
-        [one.detach().contiguous() for one in weights],
-        len(weights),
-        None,
+        packed,
+        len(packed),
+        buffer,
         *_of_one_layer(hidden, cells),
-        *_settings(weights, mode),
+        mode,
+        size,
+        projected,
+        *settings,
         [],
         None,
     )
