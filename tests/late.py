@@ -221,3 +221,46 @@ def small_buckets() -> Iterator[None]:
     sizes = MessageSizes(operations=1, overlapped=1, most=1)
     with mock.patch.object(MessageSizes, "measured", return_value=sizes):
         yield
+
+
+def in_turn(
+    world: World, what: tuple[str, str, str], turns: Sequence[int] = ()
+) -> tuple[float, list[list[str]], list[list[str]]]:
+    """A model without tables whose late messages start in the opposite order, or by ``turns``.
+
+    Returns:
+        How far it is from one device; which messages each step started, by the last of each one's
+        variables; and these in the order of groups, and of late turns.
+    """
+    from parallax.runtime.exchange.dense import Buckets
+    from parallax.strategy import late_order
+
+    started: list[list[str]] = []
+    start = Buckets._start
+
+    def starting(self: Any, bucket: Any) -> None:
+        name = self.spec.entries[bucket.entries[-1]].name
+        if name not in started[-1]:  # as a piece of the same
+            started[-1].append(name)
+        start(self, bucket)
+
+    def ordered(sums: Sequence[Any]) -> list[int]:
+        places = list(range(len(sums)))
+        if not turns:
+            return places[::-1]
+        return [*(places[turn - 1] for turn in turns), *places[len(turns) :]]
+
+    case, runner, own, whole = _case(world, what, "AR")
+    with (
+        small_buckets(),
+        mock.patch.object(Buckets, "_start", starting),
+        mock.patch.object(late_order, "in_order_of_need", ordered),
+    ):
+        for batch in runner.ahead(own, late_updates=True):
+            started.append([])
+            runner.run(*batch)
+    assert runner.strategy is not None
+    chosen = {name: runner.strategy.variables[name] for name in started[0]}
+    orders = [sorted(chosen, key=lambda n: getattr(chosen[n], f)) for f in ("group", "late_turn")]
+    expected = equality.single_device(equality.build(*what), whole)
+    return difference(expected, equality.state_of(case, runner)), started, orders

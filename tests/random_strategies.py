@@ -35,7 +35,10 @@ from parallax.strategy.verify import findings
 STEPS, LOCAL_BATCH, ROWS, WIDTH = 3, 3, 11, 4
 TRIES = 60
 # Fields that change the numbers (average) or are for people (why) stay as they are.
-DRAWN = ("axis", "shards", "reduction", "order", "memory", "pieces", "group", "pull_group")
+DRAWN = (
+    *("axis", "shards", "reduction", "order", "memory", "pieces"),
+    *("group", "late_turn", "pull_group"),
+)
 
 Batch = tuple[torch.Tensor, ...]
 

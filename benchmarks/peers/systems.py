@@ -65,6 +65,7 @@ SYSTEMS = {
         System("parallax-late", "ours", "HYBRID/late"),
         System("parallax-ps", "ours", "PS"),
         System("parallax-ar", "ours", "AR"),
+        System("parallax-ar-late", "ours", "AR/late", part=True),
         *(
             System(f"parallax-{name.lower()}", "ours", name, part=True)
             for name in builder_names()

@@ -53,6 +53,8 @@ class Rewriting:
     worker: int
     workers: int
     result: WorkerGraph
+    late: bool = False
+    """Whether updates may be left to the step that follows."""
     phases: list[Phase] = field(default_factory=list)
     resource_nodes: list[Node] = field(default_factory=list)
     touched: dict[str, tuple[Node, Node]] = field(default_factory=dict)

@@ -68,10 +68,12 @@ def passes(names: Collection[str]) -> list[Pass]:
     return [*BEFORE, *dict.fromkeys(one for one in found if one is not None), *AFTER]
 
 
-def prepare(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -> Rewriting:
+def prepare(
+    analysis: Analysis, strategy: Strategy, worker: int, workers: int, late: bool = False
+) -> Rewriting:
     """What the passes work on, before the first of them."""
     step = analysis.step
-    work = Rewriting(analysis, strategy, worker, workers, WorkerGraph(step))
+    work = Rewriting(analysis, strategy, worker, workers, WorkerGraph(step), late)
     nodes = list(step.graph.nodes)
     found = [node for node in nodes if node.target is marks.GRADIENT]
     work.phases = find_phases(found, nodes, updates_of(analysis))
@@ -79,7 +81,12 @@ def prepare(analysis: Analysis, strategy: Strategy, worker: int, workers: int) -
 
 
 def rewrite(
-    analysis: Analysis, strategy: Strategy, worker: int, workers: int, first: Sequence[Pass] = ()
+    analysis: Analysis,
+    strategy: Strategy,
+    worker: int,
+    workers: int,
+    first: Sequence[Pass] = (),
+    late: bool = False,
 ) -> WorkerGraph:
     """The graph of one worker. The step of ``analysis`` is used up.
 
@@ -88,8 +95,10 @@ def rewrite(
         strategy: how each variable is synchronised.
         worker, workers: which worker the graph is for, of how many.
         first: passes before those of the strategy.
+        late: updates will be left to the step that follows, see
+            :func:`parallax.rewrite.late.defer_updates`.
     """
-    work = prepare(analysis, strategy, worker, workers)
+    work = prepare(analysis, strategy, worker, workers, late)
     if workers == 1:
         work.strategy = for_one_worker(work)
     names = {choice.synchronizer for choice in work.strategy.variables.values()}

@@ -17,8 +17,9 @@ from parallax.graph.sizes import sizes_of
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Variable
 from parallax.ops import resources as ops
-from parallax.ops.factors import update_by_product
+from parallax.ops.factors import FactorsSpec, update_by_product
 from parallax.ops.specs import ResourceSpec, RowsSpec, TableSpec
+from parallax.ops.turns import Turns
 from parallax.rewrite.context import WorkerGraph
 from parallax.strategy.data import Strategy
 from parallax.strategy.registry import facts
@@ -65,6 +66,7 @@ class _Reading:
     """By bucket, the variables whose gradients are in it."""
     full: dict[Node, Counter[int]] = field(default_factory=dict)
     """By bucket, how many gradients it waits for."""
+    turns: Turns = field(default_factory=Turns)
     late: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     """By bucket that a late update waits for, the messages that it will start."""
 
@@ -108,6 +110,13 @@ class _Reading:
         number = self.next_number() if number is None else number
         self.items.append(Started(number, kind, tuple(names), share))
         return number
+
+    def in_turn(self, phase: int, turn: int | None, start: Callable[[], object]) -> None:
+        """Start a message in its turn, as the runtime does; at once if it has none."""
+        if turn is None:
+            start()
+        else:
+            self.turns.take(phase, turn, start)
 
     def next_number(self) -> int:
         self.number += 1
@@ -269,15 +278,18 @@ def _put_gradient(reading: _Reading, node: Node, spec: Any) -> None:
     entry = spec.entries[index]
     kind = facts(reading.strategy.variables[entry.name]).messages[0]
     late = reading.late.get((resource.name, entry.bucket))
+    turn = spec.turns[entry.bucket] if spec.turns else None
     if entry.pieces > 1:
-        _send(reading, resource, kind, [entry.name], late, 1 / entry.pieces)
+        piece: Any = node.args[3] if len(node.args) > 3 else 0
+        turn = None if turn is None else turn + piece
+        _send(reading, resource, kind, [entry.name], late, (spec.phase, turn), 1 / entry.pieces)
         return
     if resource not in reading.full:
         reading.full[resource] = Counter(e.bucket for e in spec.entries)
     names = reading.put.setdefault((resource, entry.bucket), [])
     names.append(entry.name)
     if len(names) == reading.full[resource][entry.bucket]:
-        _send(reading, resource, kind, names, late)
+        _send(reading, resource, kind, names, late, (spec.phase, turn))
 
 
 def _send(
@@ -286,13 +298,15 @@ def _send(
     kind: Any,
     names: Sequence[str],
     late: list[int] | None,
+    turn: tuple[int, int | None],
     share: float = 1.0,
 ) -> None:
     if late is None:
-        number = reading.start(kind, names, share)
+        number = reading.next_number()
         reading.numbers.setdefault(resource, []).append(number)
     else:
-        reading.start(kind, names, share, late.pop(0))
+        number = late.pop(0)
+    reading.in_turn(*turn, lambda: reading.start(kind, names, share, number))
 
 
 def _settle(reading: _Reading, node: Node, spec: Any) -> None:
@@ -327,8 +341,15 @@ def _combine(reading: _Reading, node: Node, spec: Any) -> None:
 def _start(reading: _Reading, node: Node, spec: Any) -> None:
     resource: Any = node.args[0]
     number: Any = node.args[1]
-    reading.computed(0, spec.packed(number, reading.strategy.replicas))
-    reading.own[resource, number] = reading.start(*spec.message(number))
+    message = reading.own[resource, number] = reading.next_number()
+
+    def begin() -> None:
+        reading.computed(0, spec.packed(number, reading.strategy.replicas))
+        kind, names = spec.message(number)
+        reading.start(kind, names, number=message)
+
+    turn = spec.turns[number + 1] if isinstance(spec, FactorsSpec) and spec.turns else None
+    reading.in_turn(spec.phase if turn is not None else 0, turn, begin)
 
 
 def _finish(reading: _Reading, node: Node, spec: Any) -> None:

@@ -3,7 +3,8 @@
 Workers' graphs may make gradients in another order: batches of one row, or none, are captured for
 themselves. What a process group carries must be in one order, so a message waits for its turn,
 which follows from the strategy alone. Groups are numbered in the order of the first graph, so where
-graphs are alike nothing waits.
+graphs are alike nothing waits. Where updates are left to the step that follows, the strategy has
+another order, in which what that step needs first overtakes the rest.
 """
 
 from __future__ import annotations
@@ -52,13 +53,20 @@ def turns(work: Rewriting, phase: Phase) -> dict[Node | str, int]:
     following = len(found)
     messages: dict[tuple[object, ...], int] = {}
     backwards = reversed(in_order(work, marks))
-    for mark in sorted(backwards, key=lambda mark: _choice(work, mark).group):
+    for mark in sorted(backwards, key=lambda mark: _place(work, mark)):
         key = message_of(work, mark)
         if key not in messages:
             messages[key] = following
             following += _choice(work, mark).pieces
         found[mark] = messages[key]
     return found
+
+
+def _place(work: Rewriting, mark: Node) -> tuple[bool, int, int]:
+    """By what messages are ordered; variables that are trained only later have no late turn."""
+    choice = _choice(work, mark)
+    turn = choice.late_turn if work.late else 0
+    return (work.late and not turn, turn, choice.group)
 
 
 def _choice(work: Rewriting, mark: Node) -> VariableStrategy:

@@ -299,8 +299,9 @@ class Runner:
         first = as_one_batch(self._objects, self._config, self._batches)
         # Of the captured step, which rewriting uses up.
         alone = computation_alone(analysis.step, variables) if network and speed else None
-        rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers, first)
-        if self._course.late_updates and self.num_workers > 1:
+        late = self._course.late_updates and self.num_workers > 1
+        rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers, first, late)
+        if late:
             defer_updates(rewritten, lambda entry: not entry.by_host or bool(self._world.host_sums))
         if network and speed and alone:
             items = timeline(rewritten, variables, strategy)

@@ -16,6 +16,7 @@ from parallax.strategy.builders import (
 )
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.hierarchy import by_host
+from parallax.strategy.late_order import with_late_turns
 from parallax.strategy.message_sizes import MessageSizes
 from parallax.strategy.messages import dense_bytes, merge_messages
 from parallax.strategy.rings import in_rings
@@ -109,7 +110,8 @@ def choose_strategy(
         sizes = MessageSizes.measured(network, cluster.speed, dense_bytes(strategy, variables))
         if cluster.device == "cpu":
             strategy = in_rings(strategy, list(variables.values()), network, sizes)
-        return merge_messages(strategy, analysis, sizes)
+        merged = merge_messages(strategy, analysis, sizes)
+        return with_late_turns(merged, analysis, network, cluster.speed)
 
     def predicted(strategy: Strategy) -> StepTime:
         assert predict is not None

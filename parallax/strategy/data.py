@@ -59,7 +59,10 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         memory: where an owner keeps its shard: in the memory of its ``device`` or of its ``host``,
             which is the same for workers that compute on CPUs, and not supported on others yet.
         staleness: steps that a worker may be behind the others; 0 is the only value so far.
-        group: gradients of one synchroniser with the same number travel together.
+        group: gradients of one synchroniser with the same number travel together, and groups
+            start in the order of their numbers.
+        late_turn: in steps that leave updates to the next one, the place of its message among
+            those of dense gradients, which then start in another order; 0 for that of groups.
         pieces: how many parts of its rows a gradient is cut into, each of which travels as soon as
             it is computed; for flat ``allreduce``.
         pull_group: rows of tables with the same number are fetched together.
@@ -80,6 +83,7 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     memory: MemoryName = "device"
     staleness: int = 0
     group: int = 0
+    late_turn: int = 0
     pieces: int = 1
     pull_group: int = 0
     why: str = ""

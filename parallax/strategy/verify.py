@@ -22,7 +22,7 @@ Problem = tuple[str, str, str]
 
 TRAVEL_TOGETHER = (
     *("synchronizer", "average", "hierarchy", "reduction", "order"),
-    *("encoder", "encoder_options"),
+    *("encoder", "encoder_options", "late_turn"),
 )
 """Fields that are equal in a group."""
 SHARDED_ALIKE = ("synchronizer", "partition", "owners", "axis", "shards")
@@ -255,7 +255,7 @@ def _of_messages(
             yield "hierarchy", problem, "use 'flat'"
     if choice.pieces != 1 and (not one.pieces or choice.hierarchy != "flat"):
         yield "pieces", "only gradients of flat allreduce travel in pieces", "use 1"
-    for field in ("group", "pull_group"):
+    for field in ("group", "late_turn", "pull_group"):
         if getattr(choice, field) < 0:
             yield field, f"{field} {getattr(choice, field)} is negative", "use 0 or more"
 

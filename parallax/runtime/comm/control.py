@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from parallax.errors import BatchError, DisagreementError, RowIdError
+from parallax.ops.turns import Turns
 from parallax.runtime.comm.id_messages import IdsUnderWay, Room
 from parallax.runtime.comm.pending import Pending
-from parallax.runtime.comm.turns import Turns
 from parallax.runtime.comm.world import World
 
 INTEGERS = 3

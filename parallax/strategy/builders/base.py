@@ -92,9 +92,9 @@ class StrategyBuilder(ABC):
     """What it is called in ``Config(strategy=...)`` and in the plan; else the class's name."""
 
     arranges_messages: bool = False
-    """It sets ``hierarchy``, ``group``, ``pieces`` and ``pull_group`` itself, and ``reduction`` of
-    variables with owners. Else parallax does: by the network, and by the order in which the graph
-    computes."""
+    """It sets ``hierarchy``, ``group``, ``late_turn``, ``pieces`` and ``pull_group`` itself, and
+    ``reduction`` of variables with owners. Else parallax does: by the network, and by the order in
+    which the graph computes."""
 
     @abstractmethod
     def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:

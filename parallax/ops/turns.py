@@ -11,10 +11,10 @@ class Turns:
     def __init__(self) -> None:
         self._next: dict[int, int] = {}
         """By phase, whose turn it is."""
-        self._ready: dict[tuple[int, int], Callable[[], None]] = {}
+        self._ready: dict[tuple[int, int], Callable[[], object]] = {}
         """By phase and turn, what waits for it."""
 
-    def take(self, phase: int, turn: int, start: Callable[[], None]) -> None:
+    def take(self, phase: int, turn: int, start: Callable[[], object]) -> None:
         """Start a message in its turn: now, or when the last one before it is ready.
 
         Args:
