@@ -24,11 +24,14 @@ from rich.table import Table
 
 from benchmarks.comparison.launch import worker_environments
 from benchmarks.virtual_cluster import ROOT, VirtualCluster, VirtualClusterError
+from parallax.cluster.network import number_of_parts
 
 MEGABYTES = (0.6, 3.0, 6.0, 15.0)
 """Sent by each worker to all others together, one way."""
 ROUNDS = 7
 PORT = 29_400
+PIECE = 1 << 18
+"""Bytes that a worker sends in one part of an exchange."""
 Collective = Callable[[], None]
 
 
@@ -66,6 +69,23 @@ class Shards:
         """What parallax exchanges rows, and values of owners, by."""
         dist.all_to_all_single(self.received, self.sent)
 
+    def in_parts(self) -> None:
+        """The same in messages of so much each, that start together and go one after the other."""
+        others = self.size - 1
+        parts = number_of_parts(4 * self.elements * others, PIECE)
+        sent, received = (
+            whole.view(self.size, -1).chunk(parts, dim=1) for whole in (self.sent, self.received)
+        )
+        messages = [share.contiguous().view(-1) for share in sent]
+        brought = [torch.empty_like(message) for message in messages]
+        works = [
+            dist.all_to_all_single(into, message, async_op=True)
+            for into, message in zip(brought, messages, strict=True)
+        ]
+        for work, into, place in zip(works, brought, received, strict=True):
+            work.wait()
+            place.copy_(into.view_as(place))
+
     def at_once(self) -> None:
         """The same as sends and receives that start together."""
         for work in [work for d in range(1, self.size) for work in self._with(d)]:
@@ -97,6 +117,7 @@ class Shards:
 
 COLLECTIVES: dict[str, tuple[str, int]] = {
     "all_to_all": ("all to all", 1),
+    "in_parts": ("in parts", 1),
     "at_once": ("sends at once", 1),
     "in_rounds": ("sends in rounds", 1),
     "all_gather": ("AllGather", 1),

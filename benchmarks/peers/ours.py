@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 from unittest import mock
@@ -15,6 +16,8 @@ from benchmarks.workloads import Batch, Step, Training, make_step
 from parallax.cluster.network import Network
 from parallax.graph.variables import Variable
 from parallax.runtime import compiled
+from parallax.runtime.comm import world
+from parallax.runtime.predictions import probe
 from parallax.strategy import choose
 from parallax.strategy.data import Strategy
 from parallax.strategy.hierarchy import with_hierarchy
@@ -42,9 +45,9 @@ def build(training: Training, option: str) -> Step:
         option: a builder; after a slash, one of ``LEVELS`` instead of what parallax would choose
             for the network, ``compiled`` (every region), ``settled`` (as the default is after some
             minutes: each region where it was measured to be faster), ``ahead`` (batches are read
-            ahead), ``late`` (and updates are left to the next step), or ``partitions=`` and into
-            how many shards tables are dealt: a number, or ``search``; after another, one of
-            ``UNPLACED``.
+            ahead), ``late`` (and updates are left to the next step), ``whole`` (no exchange travels
+            in parts), or ``partitions=`` and into how many shards tables are dealt: a number, or
+            ``search``; after another, one of ``UNPLACED``.
     """
     builder, how, place = (*option.split("/"), "", "")[:3]
     _, _, partitions = how.partition("partitions=")
@@ -68,6 +71,8 @@ def build(training: Training, option: str) -> Step:
         return ReadAhead(runner, how == "late")
     if how == "settled":
         return settled(runner.run)
+    if how == "whole":
+        return at_once(runner.run)
     run = with_levels(runner.run, LEVELS[how]) if how in LEVELS else runner.run
     return without_placement(runner, run, UNPLACED[place]) if place else run
 
@@ -128,6 +133,19 @@ def settled(run: Step) -> Step:
                 for _ in range(steps):
                     run(*batch)
         return run(*batch)
+
+    return step
+
+
+def at_once(run: Step) -> Step:
+    """The same step, no exchange of which travels in parts."""
+
+    def step(*batch: Any) -> torch.Tensor:
+        with (
+            mock.patch.object(probe, "FASTER", math.inf),
+            mock.patch.object(world, "number_of_parts", return_value=1),
+        ):
+            return run(*batch)
 
     return step
 

@@ -78,6 +78,9 @@ SYSTEMS = {
             )
             for number in (*range(1, 9), "search")
         ),
+        # Every exchange at once, however large.
+        System("parallax-hybrid-whole", "ours", "HYBRID/whole", part=True),
+        System("parallax-ps-whole", "ours", "PS/whole", part=True),
         # Compiled by Inductor, which takes a minute or more first: all regions of the step, those
         # that are faster so, the model.
         System("parallax-compiled", "ours", "HYBRID/compiled", part=True),

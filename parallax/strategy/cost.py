@@ -213,7 +213,7 @@ def message_seconds(
     for level, size in passes:
         if level.workers > 1:
             idle += times * level.latency
-            link += times * size / (level.sums if kind == "summed" else level.bandwidth)
+            link += times * size / (level.sums if kind == "summed" else level.rate(size))
     return MessageTime(idle, link, sent=times * sent)
 
 
@@ -248,7 +248,8 @@ def seconds_at_owners(
         share: of them that it carries.
     """
     parts = bytes_at_owners(decided, network.whole.workers, network.hosts, share)
-    return {owner: size / network.whole.bandwidth for owner, size in parts.items()}
+    rate = network.whole.rate(max(parts.values(), default=0.0))
+    return {owner: size / rate for owner, size in parts.items()}
 
 
 def bytes_at_owners(

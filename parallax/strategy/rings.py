@@ -37,7 +37,7 @@ def in_rings(
         owned = [v for v in variables if chosen[v.name].synchronizer == synchronizer]
         size = sum(v.bytes for v in owned) * (whole.workers - 1) / whole.workers
         messages = math.ceil(size / sizes.overlapped)
-        spared = size * (1 / whole.bandwidth - 1 / whole.sums)
+        spared = size * (1 / whole.rate(size) - 1 / whole.sums)
         if spared > messages * (whole.workers - 2) * whole.latency:
             for v in owned:
                 chosen[v.name] = msgspec.structs.replace(chosen[v.name], reduction="ring")

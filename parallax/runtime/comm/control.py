@@ -6,6 +6,7 @@ before anything was changed. A worker applies a step only when all agree on it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from parallax.runtime.comm.world import World
 
 INTEGERS = 3
 FLOATS = 19
+LAST = 8
+"""Of how many messages of rows the largest says into how many parts the next ones are cut."""
 
 
 @dataclass(eq=False)
@@ -51,8 +54,17 @@ class Step:
         return cls(mixed, weight, ids)
 
 
-AskedIds = Callable[[], tuple[list[list[int]], torch.Tensor]]
-"""A message of ids under way: waits for what others sent, heads by worker and the ids."""
+@dataclass(frozen=True)
+class AskedIds:
+    """A message of ids under way.
+
+    Args:
+        finish: waits for what others sent: heads by worker, and the ids.
+        room: of messages of its kind; None for one worker.
+    """
+
+    finish: Callable[[], tuple[list[list[int]], torch.Tensor]]
+    room: Room | None = None
 
 
 @dataclass(frozen=True)
@@ -63,11 +75,13 @@ class HeardIds:
         counts: by worker, what its ids are.
         ids: worker by worker.
         goes_on: every worker can send the ids of the step that follows.
+        most: bytes of the largest message of rows of late, of all workers.
     """
 
     counts: list[list[int]]
     ids: torch.Tensor
     goes_on: bool
+    most: int = 0
 
 
 class StepControl:
@@ -86,6 +100,7 @@ class StepControl:
         """Of the step's messages of dense gradients."""
         self.total = self.weight * world.size
         self._rooms: dict[tuple[str, int], Room] = {}
+        self._loads: deque[int] = deque(maxlen=LAST)
         self._weighs_early = False
         self._rows: torch.Tensor | None = None
         self._rows_pending: Pending | None = None
@@ -201,9 +216,10 @@ class StepControl:
         step.told = True
         heads = [[*words, *row] for row in counts]
         if self.world.size == 1:
-            return lambda: (heads, ids)
+            return AskedIds(lambda: (heads, ids))
         room = self.room("rows", len(heads[0]))
-        return IdsUnderWay(self.world, room, heads, ids, lengths, purpose).finish
+        message = IdsUnderWay(self.world, room, heads, ids, lengths, purpose)
+        return AskedIds(message.finish, room)
 
     def hear(self, asked: AskedIds) -> HeardIds:
         """Wait for what others ask for in the same step.
@@ -211,10 +227,11 @@ class StepControl:
         Raises:
             DisagreementError, RowIdError, BatchError: as :meth:`check_integers`.
         """
-        told, ids = asked()
+        told, ids = asked.finish()
         rest = self._checked(told)
         goes_on = all(row[0] for row in rest)
-        return HeardIds([row[1:] for row in rest], ids, goes_on)
+        most = 0 if asked.room is None else asked.room.most
+        return HeardIds([row[1:] for row in rest], ids, goes_on, most)
 
     def _checked(self, told: list[list[int]]) -> list[list[int]]:
         self.check_integers([row[:INTEGERS] for row in told])
@@ -224,7 +241,14 @@ class StepControl:
         """Of messages of ids with a head of that width: all steps share it, so that workers which
         are about to run different ones can still say so to each other."""
         workers = len(self.world.group(group).ranks)
-        return self._rooms.setdefault((group, width), Room(workers))
+        room = self._rooms.setdefault((group, width), Room(workers))
+        room.load = max(self._loads, default=0)
+        return room
+
+    def note_load(self, sent: int, received: int) -> None:
+        """Note what this worker sends and gets in a message of rows, in bytes: with its next ids
+        all workers are told, so that they cut what is large into equally many parts."""
+        self._loads.append(max(sent, received))
 
     # -- With floats, at the end of a bucket of dense gradients ------------------------------
 

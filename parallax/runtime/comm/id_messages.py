@@ -23,7 +23,7 @@ MORE = 1.05
 GRAIN = 16
 """Room is a multiple of this many ids."""
 
-_OWN = 3
+_OWN = 4
 """Numbers that we put before a message's own head."""
 
 
@@ -34,6 +34,10 @@ class Room:
         self.sizes = [0] * workers
         self.wish = 0
         """The most ids that this worker was sent by one in the last step."""
+        self.load = 0
+        """The most bytes that this worker sent or got in one of its last messages of rows."""
+        self.most = 0
+        """Of all workers that, as the last message told."""
         self._wishes: deque[list[int]] = deque(maxlen=STEPS)
 
     def update(self, wishes: list[int]) -> None:
@@ -75,7 +79,7 @@ class IdsUnderWay:
         self._lengths = list(lengths)
         overflow = any(n > size for n, size in zip(lengths, self._sizes, strict=True))
         rows = [
-            [length, int(overflow), room.wish, *head]
+            [length, int(overflow), room.wish, room.load, *head]
             for length, head in zip(lengths, heads, strict=True)
         ]
         header = torch.tensor(rows, dtype=torch.int64, device=world.device).view(ids.dtype)
@@ -118,6 +122,7 @@ class IdsUnderWay:
             arrived = self._with_late(arrived, counts)
         self._room.update([row[2] for row in told])
         self._room.wish = max(counts)
+        self._room.most = max(row[3] for row in told)
         return [row[_OWN:] for row in told], torch.cat(arrived)
 
     def _with_late(self, arrived: list[torch.Tensor], counts: list[int]) -> list[torch.Tensor]:

@@ -19,10 +19,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from parallax.cluster.network import number_of_parts
 from parallax.errors import PeerError
 from parallax.runtime.comm.background import Background
 from parallax.runtime.comm.host_exchange import HostExchange
 from parallax.runtime.comm.host_sums import HostSums
+from parallax.runtime.comm.parts import Parts, share_of
 from parallax.runtime.comm.pending import Pending, lost_worker
 from parallax.runtime.comm.process_groups import process_group
 from parallax.runtime.comm.texts import Texts
@@ -84,6 +86,9 @@ class World:
         """Of the workers of this host, where they share memory."""
         self.host_exchange: HostExchange | None = None
         """Between them, in the same."""
+        self.pieces: dict[str, int] = {}
+        """By group, how many bytes of a large exchange a worker sends at once, where that was
+        measured to be faster; the same on all workers."""
         self._groups = groups or {}
         self._texts = Texts(rank, size, store)
         self.background = Background()
@@ -206,10 +211,13 @@ class World:
         purpose: str,
         group: str = "rows",
         spare: Sequence[int] = (),
+        most: float = 0.0,
     ) -> Pending:
         """Send ``sent_counts[i]`` leading elements (or rows) to worker ``i`` of a group.
 
         ``spare`` says how many of them are not what the message is for: they count as room.
+        ``most`` bytes are what some worker sends to the others, about: a number that all workers of
+        the group know alike. What is large travels in parts; nothing does if it is 0.
         """
         _check(received)
         _check(sent)
@@ -223,9 +231,38 @@ class World:
             useful = [count - rest for count, rest in zip(useful, spare, strict=True)]
             self._count("room", among, [rest * row for rest in spare])
         self._count(purpose, among, [count * row for count in useful])
-        in_memory = self._is_of_host(group) and purpose not in _RARE
-        if self.host_exchange is not None and in_memory:
+        if self.is_in_memory(group) and purpose not in _RARE:
             return self._in_memory(received, sent, received_counts, sent_counts, purpose)
+        count = (sum(useful) - useful[among.place]) * row
+        parts = number_of_parts(most, self.pieces.get(group, 0))
+        if parts == 1:
+            return self._exchange(
+                received, sent, received_counts, sent_counts, purpose, among, count
+            )
+        arriving, leaving = received.split(list(received_counts)), sent.split(list(sent_counts))
+        started = []
+        for part in range(parts):
+            comes, goes = (
+                [share_of(one, part, parts) for one in shares] for shares in (arriving, leaving)
+            )
+            message = torch.cat(goes)
+            brought = received.new_empty((sum(len(one) for one in comes), *received.shape[1:]))
+            sizes = ([len(one) for one in comes], [len(one) for one in goes])
+            pending = self._exchange(brought, message, *sizes, purpose, among, count / parts)
+            started.append((pending, brought, comes))
+        return Parts(started)
+
+    def _exchange(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_counts: Sequence[int],
+        sent_counts: Sequence[int],
+        purpose: str,
+        among: Group,
+        count: float,
+    ) -> Pending:
+        """An exchange, or a part of one, by a collective, in which ``count`` bytes are useful."""
         self._give(received, sent)
         work = dist.all_to_all_single(
             received,
@@ -235,11 +272,14 @@ class World:
             group=among.handle,
             async_op=True,
         )
-        self.traffic.start(purpose, (sum(useful) - useful[among.place]) * row, work)
+        self.traffic.start(purpose, count, work)
         return Pending(work, f"an exchange ({purpose})", self)
 
-    def _is_of_host(self, group: str) -> bool:
-        """Whether a group is the workers of this host, and no background's."""
+    def is_in_memory(self, group: str) -> bool:
+        """Whether exchanges of a group go through memory that this host's workers share: it is
+        these workers, and no background's."""
+        if self.host_exchange is None:
+            return False
         ranks = self._groups[group].ranks
         return group in _IN_MEMORY and list(ranks) == self.members[self.hosts[self.rank]]
 

@@ -66,6 +66,8 @@ class BagRequest:
     served: list[Served]
     """By family."""
     messages: dict[torch.dtype, _Message] = field(default_factory=dict)
+    most: int = 0
+    """Bytes of the largest message of rows of late, of all workers."""
 
 
 @dataclass
@@ -144,7 +146,7 @@ class BagExchange:
                 sum(self._elements(request, place, worker) for place in alike)
                 for worker in self._workers
             ]
-            request.messages[dtype] = self._start(sent, counts, dtype, "bags: pull")
+            request.messages[dtype] = self._start(sent, counts, dtype, "bags: pull", request.most)
         self._count(request)
         # While the sums are under way.
         for side, served in zip(self._sides, request.served, strict=True):
@@ -205,6 +207,7 @@ class BagExchange:
             all can go on to the next step.
         """
         heard = self.control.hear(message)
+        request.most = heard.most
         own = 2 * sum(len(side.service.lookups) for side in self._sides)
         pieces = heard.ids.split([count for row in heard.counts for count in row[:own]])
         start, values = 0, []
@@ -219,13 +222,22 @@ class BagExchange:
         return values, heard.goes_on
 
     def _start(
-        self, sent: list[list[torch.Tensor]], counts: list[int], dtype: torch.dtype, purpose: str
+        self,
+        sent: list[list[torch.Tensor]],
+        counts: list[int],
+        dtype: torch.dtype,
+        purpose: str,
+        most: int,
     ) -> _Message:
         flat = [part for row in sent for part in row]
         message = torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=self.world.device)
         received = torch.empty(sum(counts), dtype=dtype, device=self.world.device)
         totals = [sum(part.numel() for part in row) for row in sent]
-        pending = self.world.all_to_all(received, message, counts, totals, purpose)
+        if "rows" in self.world.pieces:
+            self.control.note_load(
+                *((sum(one) - one[self.world.rank]) * dtype.itemsize for one in (totals, counts))
+            )
+        pending = self.world.all_to_all(received, message, counts, totals, purpose, most=most)
         return _Message(received, pending, message)
 
     def pulled(self, request: BagRequest) -> list[torch.Tensor]:
@@ -293,7 +305,7 @@ class BagExchange:
                 if lookup in given[place]:
                     for worker, values in enumerate(served.values[slot]):
                         counts[worker] += values * family.width
-        return self._start(sent, counts, dtype, "bags: push")
+        return self._start(sent, counts, dtype, "bags: push", request.most)
 
     def _weighted(
         self,

@@ -310,6 +310,7 @@ class Buckets:
             bucket.segments,
             "dense: push",
             "dense",
+            most=max(bucket.segments) * (self.world.size - 1) * bucket.buffer.element_size(),
         )
 
     def _sum(self, bucket: _Bucket) -> Pending | Later:

@@ -157,8 +157,13 @@ class FactorExchange:
         dtype = message[0][1].dtype
         received = torch.empty(sum(received_counts), dtype=dtype, device=world.device)
         buffer = torch.cat(sent) if sent else torch.empty(0, dtype=dtype, device=world.device)
+        elements = max(
+            sum(math.prod(s) for index, _ in message for s in self._shapes(worker, index))
+            for worker in range(world.size)
+        )
+        most = elements * (world.size - 1) * dtype.itemsize
         pending = world.all_to_all(
-            received, buffer, received_counts, sent_counts, "factors", "dense"
+            received, buffer, received_counts, sent_counts, "factors", "dense", most=most
         )
         self._sent[number] = (pending, received, pairs)
 

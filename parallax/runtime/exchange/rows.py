@@ -64,6 +64,8 @@ class Requested:
     """Tables of the messages of rows that are not under way yet."""
     shards: Sequence[torch.Tensor] = ()
     """What these will be read from."""
+    most: int = 0
+    """Bytes of the largest message of rows of late, of all workers."""
 
 
 @dataclass
@@ -144,7 +146,9 @@ class RowExchange:
     ) -> Rows:
         """Start to send others the rows that they asked for."""
         values = [shards[t].detach().index_select(0, request.wanted[t]).view(-1) for t in tables]
-        started = self._start(values, request.served, request.asked, tables, "pull")
+        started = self._start(
+            values, request.served, request.asked, tables, "pull", most=request.most
+        )
         return Rows(tables, *started)
 
     def pulled(self, request: Requested, table: int) -> torch.Tensor:
@@ -249,6 +253,7 @@ class RowExchange:
         heard = self.control.hear(wanted.asked)
         rows = by_table(heard.ids.long(), heard.counts, [1] * len(wanted.rows))
         request = Requested(wanted.rows, wanted.counts, rows, heard.counts, wanted.padding)
+        request.most = heard.most
         return request, heard.goes_on
 
     # -- Push -----------------------------------------------------------------------------
@@ -270,7 +275,9 @@ class RowExchange:
         self, request: Requested, tables: list[int], values: list[torch.Tensor]
     ) -> Sent:
         """Start to send gradients of the unique rows to their owners."""
-        received, pending, keep = self._start(values, request.asked, request.served, tables, "push")
+        received, pending, keep = self._start(
+            values, request.asked, request.served, tables, "push", most=request.most
+        )
         return Sent(request, tables, received, None, pending, keep, request.served)
 
     def _prepared(
@@ -300,8 +307,13 @@ class RowExchange:
             received_ids, sent_ids, totals, [len(ids)] * size, "rows: ids"
         )
         repeated = [value.repeat(size) for value in values]
+        # Every worker knows all others' counts here.
+        largest = max(
+            sum(row[t] * self.spec.tables[t].sent_width for t in chosen) for row in request.served
+        )
+        most = largest * (size - 1) * max((value.element_size() for value in values), default=0)
         received, more, keep = self._start(
-            repeated, request.asked, request.served, chosen, "push", "rows: gather"
+            repeated, request.asked, request.served, chosen, "push", "rows: gather", most=most
         )
         return Sent(
             request,
@@ -346,8 +358,12 @@ class RowExchange:
         way: Way,
         purpose: str = "",
         group: str = "rows",
+        most: float = 0.0,
     ) -> tuple[dict[torch.dtype, torch.Tensor], list[Pending], list[torch.Tensor]]:
-        """One message per dtype with the rows of all tables that travel as that dtype."""
+        """One message per dtype with the rows of all tables that travel as that dtype.
+
+        ``most``: see :meth:`World.all_to_all`.
+        """
         purpose = purpose or f"rows: {way}"
         specs = self.spec.tables
         received: dict[torch.dtype, torch.Tensor] = {}
@@ -365,12 +381,15 @@ class RowExchange:
                 for row in received_counts
             ]
             message = by_worker([_sent(values[i], specs[tables[i]]).to(dtype) for i in own], out)
-            totals = [sum(row) for row in back]
+            totals, sent = ([sum(row) for row in rows] for rows in (back, out))
             buffer = torch.empty(sum(totals), dtype=dtype, device=self.world.device)
-            pending.append(
-                self.world.all_to_all(
-                    buffer, message, totals, [sum(r) for r in out], purpose, group
+            if group in self.world.pieces:
+                place = self.world.group(group).place
+                self.control.note_load(
+                    *((sum(one) - one[place]) * dtype.itemsize for one in (sent, totals))
                 )
+            pending.append(
+                self.world.all_to_all(buffer, message, totals, sent, purpose, group, most=most)
             )
             received[dtype] = buffer
             keep.append(message)

@@ -105,6 +105,7 @@ class HostRowExchange(RowExchange):
             inner_served=inner_served,
             places=places,
             distinct=[sum(count) for count in counts],
+            most=self.control.room("rail", len(flat_words) + tables).most,
         )
         return request, False
 
@@ -156,7 +157,9 @@ class HostRowExchange(RowExchange):
         self, request: Requested, tables: list[int], shards: Sequence[torch.Tensor]
     ) -> Rows:
         values = [shards[t].detach().index_select(0, request.wanted[t]).view(-1) for t in tables]
-        started = self._start(values, request.served, request.asked, tables, "pull", group="rail")
+        started = self._start(
+            values, request.served, request.asked, tables, "pull", group="rail", most=request.most
+        )
         return Rows(tables, *started)
 
     def _arrived_rows(self, request: Requested, rows: Rows) -> list[torch.Tensor]:
@@ -190,7 +193,7 @@ class HostRowExchange(RowExchange):
             whole = part.new_zeros((request.distinct[t], *part.shape[1:]))
             summed.append(whole.index_add_(0, request.places[t], part).view(-1))
         received, pending, keep = self._start(
-            summed, request.asked, request.served, tables, "push", group="rail"
+            summed, request.asked, request.served, tables, "push", group="rail", most=request.most
         )
         return Sent(request, tables, received, None, pending, keep, request.served)
 

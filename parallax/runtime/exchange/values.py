@@ -71,7 +71,10 @@ class _Everyones:
         for other in others:
             other.copy_(first)
         counts = [mine] * world.size
-        return world.all_to_all(self.all, self._repeated, self._counts, counts, purpose, group)
+        most = max(self._counts) * (world.size - 1) * self.all.element_size()
+        return world.all_to_all(
+            self.all, self._repeated, self._counts, counts, purpose, group, most=most
+        )
 
 
 def _put_together(pieces: Sequence[torch.Tensor], out: torch.Tensor) -> None:

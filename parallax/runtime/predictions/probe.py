@@ -25,16 +25,23 @@ LARGE_BYTES = 1 << 22
 # Of a bucket that is summed in memory: it may stay in the cache.
 MEMORY_BYTES = 1 << 20
 MOST_BYTES = 1 << 28
+# A part of an exchange takes so long, and is no smaller; parts are for links that gain so much.
+PIECE_SECONDS = 0.01
+LEAST_PIECE = 1 << 17
+FASTER = 1.1
 
 
 def measure_network(world: World) -> Network:
     """Bandwidth and latency of the workers' links, the same on every worker.
 
-    Takes some ten milliseconds, and as long as twenty megabytes need; all workers must call it.
+    Takes some ten milliseconds, and as long as thirty megabytes need; all workers must call it.
+    From then on the world's large exchanges travel in parts, where those are faster.
     """
     if world.size == 1:
         return Network(Level(1, float("inf"), 0.0))
+    world.pieces.clear()
     whole = _with_sums(world, measure_level(world, "rows"), "dense")
+    world.pieces["dense"] = whole.piece
     memory = None if world.host_sums is None else _measure_memory(world, world.host_sums)
     if not world.two_levels:
         return Network(whole, memory=memory)
@@ -101,7 +108,7 @@ def measure_level(world: World, group: str = "rows", least: float = 0.0) -> Leve
     latency = min(_timed(world, small) for _ in range(SMALL_ROUNDS))
     size = LARGE_BYTES // others
     while True:
-        large = _exchange(world, group, [size] * (others + 1))
+        large = _exchange(world, group, [size] * (others + 1), most=size * others)
         slowest = worked = math.inf
         for _ in range(LARGE_ROUNDS):
             began = time.process_time()
@@ -117,7 +124,28 @@ def measure_level(world: World, group: str = "rows", least: float = 0.0) -> Leve
         size = more // others
     latency = statistics.median(latency for latency, _ in found)
     processing = statistics.median(each for _, each in _told(world, f"{group} work", (0.0, worked)))
-    return Level(others + 1, bandwidth, latency, processing)
+    level = Level(others + 1, bandwidth, latency, processing)
+    return _in_parts(world, group, level, large, size * others)
+
+
+def _in_parts(
+    world: World, group: str, level: Level, exchange: Callable[[], Pending], sent: int
+) -> Level:
+    """The level with exchanges in parts, if they are clearly faster; the world makes them so."""
+    if world.device.type != "cpu" or world.is_in_memory(group):
+        return level
+    piece = max(LEAST_PIECE, round(level.bandwidth * PIECE_SECONDS))
+    if sent < 2 * piece:
+        return level
+    world.pieces[group] = piece
+    least = min(_timed(world, exchange) for _ in range(LARGE_ROUNDS))
+    speed = sent / max(least - level.latency, least / 2)
+    found = _told(world, f"{group} parts", (0.0, speed))
+    bandwidth = statistics.median(each for _, each in found)
+    if bandwidth < FASTER * level.bandwidth:
+        del world.pieces[group]
+        return level
+    return replace(level, bandwidth=bandwidth, piece=piece, at_once=level.bandwidth)
 
 
 def measure_way(world: World, forth: bool, least: float) -> float:
@@ -166,7 +194,11 @@ def _told(world: World, topic: str, own: tuple[float, float]) -> list[tuple[floa
 
 
 def _exchange(
-    world: World, group: str, sent: list[int], received: list[int] | None = None
+    world: World,
+    group: str,
+    sent: list[int],
+    received: list[int] | None = None,
+    most: int = 0,
 ) -> Callable[[], Pending]:
     """What starts an exchange, any number of times, in memory that was touched before: the first
     touch would cost more than the exchange.
@@ -176,13 +208,14 @@ def _exchange(
         group: those that take part.
         sent: bytes for each of them; what is for this worker itself travels nowhere.
         received: bytes from each of them; as many as are sent if None.
+        most: see :meth:`World.all_to_all`.
     """
     arriving = sent if received is None else received
     leaves, comes = (
         torch.ones(sum(counts), dtype=torch.uint8, device=world.device)
         for counts in (sent, arriving)
     )
-    return lambda: world.all_to_all(comes, leaves, arriving, sent, "probe", group)
+    return lambda: world.all_to_all(comes, leaves, arriving, sent, "probe", group, most=most)
 
 
 def _timed(world: World, start: Callable[[], Pending]) -> float:

@@ -80,7 +80,7 @@ def _factors(
         way = common.factors(variable, cluster)
         sent = bytes_per_step(variable, way, workers)
         why = f"dense: factors are {sent / 1e6:.3g} MB, by AllReduce it would be {summed / 1e6:.3g}"
-        spared = summed / network.whole.sums - sent / network.whole.bandwidth
+        spared = summed / network.whole.sums - sent / network.whole.rate(sent)
         if spared > speed.added(variable, way, workers):
             found[name] = msgspec.structs.replace(way, why=why)
     return found
