@@ -28,7 +28,7 @@ def test_steady_numbers_take_one_message_of_about_their_size(pool: Pool) -> None
 def test_without_ids_only_heads_travel(pool: Pool) -> None:
     for messages, sent in pool.run(3, id_messages.steady, 0, 3):
         assert messages == [1, 1, 1]
-        assert sent == 2 * 4 * 8
+        assert sent == 2 * 5 * 8
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -102,6 +102,7 @@ class IdsUnderWay:
             purpose,
             group,
             spare=[width + max(size - n, 0) for size, n in zip(self._sizes, lengths, strict=True)],
+            most=max(self._sizes) * (len(rows) - 1) * ids.element_size(),
         )
 
     def finish(self) -> tuple[list[list[int]], torch.Tensor]:

@@ -330,7 +330,8 @@ class World:
         _check(sent)
         count = [sent.numel()] * self.size
         repeated = sent.reshape(-1).repeat(self.size)
-        return self.all_to_all(received.view(-1), repeated, count, count, purpose, group)
+        most = (self.size - 1) * _bytes(sent)
+        return self.all_to_all(received.view(-1), repeated, count, count, purpose, group, most=most)
 
     def broadcast(self, buffer: torch.Tensor, source: int, purpose: str) -> None:
         """Overwrite ``buffer`` by the one of worker ``source``."""
