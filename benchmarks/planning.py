@@ -29,10 +29,15 @@ from torch import nn
 import parallax
 from parallax.cluster.planned import plan_cluster
 from parallax.cluster.spec import ClusterSpec, Host
-from parallax.runtime import runner as stages_of_runner
+from parallax.runtime import choosing, runner
 from parallax.runtime.planning import PlanMade, start_planning
 
-STAGES = ("capture", "analyze", "choose_strategy", "verify", "rewrite")
+STAGES = {
+    **dict.fromkeys(("capture", "analyze"), runner),
+    **dict.fromkeys(("choose_strategy", "verify"), choosing),
+    "rewrite": runner,
+}
+"""By function, the module that calls it."""
 PLANNING = ("analyze", "choose_strategy", "verify")
 TABLE_EVERY = 10
 
@@ -86,8 +91,8 @@ def plan(variables: int, hosts: int, builder: str) -> Found:
     """Plan one size."""
     torch.set_num_threads(1)
     clock = Clock()
-    for name in STAGES:
-        clock.watch(stages_of_runner, name)
+    for name, module in STAGES.items():
+        clock.watch(module, name)
     spec = ClusterSpec(tuple(Host(f"10.0.{n // 256}.{n % 256}", cpus=1) for n in range(hosts)))
     planning = start_planning(plan_cluster(spec, 1), builder)
     model = layers(variables)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import pytest
 import torch
 from pool import Pool
 
-from benchmarks import encoders, models
+from benchmarks import encoders, models, planning
 from benchmarks.copies import Copied
 from benchmarks.exchanges import COLLECTIVES
 from benchmarks.pairing import Paired, run_paired
@@ -142,6 +143,15 @@ def _public(kind: str) -> Case:
 
 
 _PUBLIC = torch.Generator().manual_seed(1)
+
+
+def test_planning_is_timed_by_its_stages() -> None:
+    # In a process of its own, which it makes worker 0 of the cluster.
+    with multiprocessing.get_context("spawn").Pool(1) as workers:
+        found = workers.apply(planning.plan, (21, 5, "HYBRID"))
+    assert (found.variables, found.hosts) == (22, 5)
+    assert set(found.seconds) == set(planning.STAGES)
+    assert all(seconds > 0 for seconds in found.seconds.values())
 
 
 @pytest.mark.parametrize("kind", ["same", "differs", "refused", "does not run"])

@@ -10,6 +10,8 @@ the messages that are ready the one leaves that is needed first.
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -46,14 +48,17 @@ class Sum:
 def in_order_of_need(sums: Sequence[Sum]) -> list[int]:
     """The order in which messages leave, by their places: of those that are ready when the link
     is free, the one that is needed first; it is not interrupted."""
-    left = sorted(range(len(sums)), key=lambda place: (sums[place].ready, place))
+    coming = deque(sorted(range(len(sums)), key=lambda place: sums[place].ready))
+    ready: list[tuple[float, int]] = []
     order: list[int] = []
     clock = 0.0
-    while left:
-        clock = max(clock, sums[left[0]].ready)
-        ready = [place for place in left if sums[place].ready <= clock]
-        chosen = min(ready, key=lambda place: sums[place].needed)
-        left.remove(chosen)
+    while coming or ready:
+        if not ready:
+            clock = max(clock, sums[coming[0]].ready)
+        while coming and sums[coming[0]].ready <= clock:
+            place = coming.popleft()
+            heapq.heappush(ready, (sums[place].needed, place))
+        _, chosen = heapq.heappop(ready)
         order.append(chosen)
         clock += sums[chosen].seconds
     return order
