@@ -41,6 +41,7 @@ from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
 from parallax.runtime.compute.kept_memory import keep_freed_memory
 from parallax.runtime.exchange.resources import ResourcePool
+from parallax.runtime.garbage import collected_seldom
 from parallax.runtime.pace import Pace
 from parallax.runtime.plan import GraphView, Plan, measured
 from parallax.runtime.predictions.expected import ExpectedStep
@@ -292,6 +293,7 @@ class Runner:
             self._rebind()
         return self._bind(rewritten, description)
 
+    @collected_seldom()
     def _rewrite(self, analysis: Analysis) -> WorkerGraph:
         """This worker's graph by the strategy, which the first graph decides."""
         strategy = self._choice.decide(analysis)
@@ -309,6 +311,7 @@ class Runner:
         self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
         return rewritten
 
+    @collected_seldom()
     def _analyze(
         self,
         batch: tuple[Any, ...],
