@@ -294,6 +294,19 @@ def test_what_makes_no_sense_is_refused(hosts: int, rate: str | None, message: s
     assert str(raised.value) == message
 
 
+@needs_cluster
+def test_hosts_without_sshd_run_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    which = namespaces.which
+    absent = ("ssh", "sshd", "ssh-keygen")
+    monkeypatch.setattr(namespaces, "which", lambda p: None if p in absent else which(p))
+    with VirtualCluster(2, "100mbit", sshd=False) as cluster:
+        assert output(cluster, "vhost2", "hostname") == "vhost2"
+        assert "vhost1" in output(cluster, "vhost2", "getent", "hosts", "vhost1")
+        assert cluster.processes("vhost1") == {}
+        name = cluster.name
+    assert traces(name) == []
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, as the message for others comes first")
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("ip", "tc", "unshare", "nsenter", "ssh", "ssh-keygen"):
