@@ -5,8 +5,8 @@
 For each workload every system is first tried by itself (but with ``--no-trials``), which gives its
 peak memory and its losses and keeps those out that fail or hang. Then all take turns, as far as
 memory permits; ratios are medians of the rounds' ratios. Systems that do not fit together come in
-several groups, each with parallax HYBRID in it. What is parallax shares processes; each other system
-has its own, and all but the one whose turn it is wait.
+several groups, each with parallax HYBRID in it. What is parallax shares processes; each other
+system has its own, and all but the one whose turn it is wait.
 
 Each worker computes with one thread. It needs root and what `benchmarks.virtual_cluster` needs.
 """
