@@ -191,14 +191,6 @@ WRONG: dict[str, tuple[Strategy, int, tuple[str, ...]]] = {
         ("'whole': group 1 mixes it with 'dense', of another average (group: ",),
     ),
     "late turn": (
-        strategy(
-            dense=VariableStrategy("allreduce", group=1, late_turn=1),
-            whole=VariableStrategy("allreduce", group=1, late_turn=2),
-        ),
-        2,
-        ("'whole': group 1 mixes it with 'dense', of another late_turn (group: ",),
-    ),
-    "negative late turn": (
         strategy(dense=VariableStrategy("allreduce", late_turn=-1)),
         2,
         ("'dense': late_turn -1 is negative (late_turn: use 0 or more)",),

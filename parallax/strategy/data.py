@@ -62,7 +62,8 @@ class VariableStrategy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         group: gradients of one synchroniser with the same number travel together, and groups
             start in the order of their numbers.
         late_turn: in steps that leave updates to the next one, the place of its message among
-            those of dense gradients, which then start in another order; 0 for that of groups.
+            those of dense gradients, which then start in another order, the least of its
+            variables'; 0 for the order of groups.
         pieces: how many parts of its rows a gradient is cut into, each of which travels as soon as
             it is computed; for flat ``allreduce``.
         pull_group: rows of tables with the same number are fetched together.

@@ -22,7 +22,7 @@ Problem = tuple[str, str, str]
 
 TRAVEL_TOGETHER = (
     *("synchronizer", "average", "hierarchy", "reduction", "order"),
-    *("encoder", "encoder_options", "late_turn"),
+    *("encoder", "encoder_options"),
 )
 """Fields that are equal in a group."""
 SHARDED_ALIKE = ("synchronizer", "partition", "owners", "axis", "shards")
