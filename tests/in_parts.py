@@ -14,7 +14,7 @@ import synchronizers
 import torch
 
 from parallax.cluster.network import Network
-from parallax.runtime.comm import world as world_module
+from parallax.runtime.comm import parts as parts_module
 from parallax.runtime.comm.parts import Parts
 from parallax.runtime.comm.world import World
 from parallax.runtime.predictions import probe
@@ -36,7 +36,7 @@ def forced(piece: int, faster: float = 0.0) -> Iterator[list[int]]:
             stack.enter_context(mock.patch.object(probe, name, value))
         # What travels through memory is not cut.
         stack.enter_context(mock.patch.object(World, "is_in_memory", return_value=False))
-        stack.enter_context(mock.patch.object(world_module, "Parts", Counted))
+        stack.enter_context(mock.patch.object(parts_module, "Parts", Counted))
         yield made
 
 

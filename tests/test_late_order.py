@@ -12,13 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool import Pool
 from strategies import built
+from test_timeline import analysed
 from torch import nn
 
 from parallax.cluster.network import Level, Network
-from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
-from parallax.graph.state import aliases, leaves
-from parallax.graph.variables import Analysis, analyze
+from parallax.graph.variables import Analysis
 from parallax.rewrite.late import defer_updates
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import timeline
@@ -66,18 +64,7 @@ def layers() -> Analysis:
     """A dense model of several equal layers, and their gradients."""
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS)))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    objects = discover(step)
-    graph = capture(step, objects, (torch.randn(32, WIDTH),), {})
-    return analyze(graph, leaves(objects), aliases(objects))
+    return analysed(model, torch.randn(32, WIDTH))
 
 
 def planned(analysis: Analysis, option: str = "AR") -> Strategy:

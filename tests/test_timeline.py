@@ -306,7 +306,12 @@ def test_late_updates_are_awaited_in_front_of_their_first_use() -> None:
 
 def two_layers() -> Analysis:
     """Two layers of a dense model, and their gradients."""
-    model = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.Tanh(), torch.nn.Linear(20, 10))
+    layers = (torch.nn.Linear(30, 20), torch.nn.Tanh(), torch.nn.Linear(20, 10))
+    return analysed(torch.nn.Sequential(*layers), torch.randn(8, 30))
+
+
+def analysed(model: torch.nn.Module, batch: torch.Tensor) -> Analysis:
+    """A dense model trained by plain SGD, and its gradients."""
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -317,5 +322,5 @@ def two_layers() -> Analysis:
         return loss
 
     objects = discover(step)
-    graph = capture(step, objects, (torch.randn(8, 30),), {})
+    graph = capture(step, objects, (batch,), {})
     return analyze(graph, leaves(objects), aliases(objects))

@@ -111,12 +111,12 @@ class _Reading:
         self.items.append(Started(number, kind, tuple(names), share))
         return number
 
-    def in_turn(self, phase: int, turn: int | None, start: Callable[[], object]) -> None:
+    def in_turn(self, turn: tuple[int, int] | None, start: Callable[[], object]) -> None:
         """Start a message in its turn, as the runtime does; at once if it has none."""
         if turn is None:
             start()
         else:
-            self.turns.take(phase, turn, start)
+            self.turns.take(*turn, start)
 
     def next_number(self) -> int:
         self.number += 1
@@ -278,18 +278,17 @@ def _put_gradient(reading: _Reading, node: Node, spec: Any) -> None:
     entry = spec.entries[index]
     kind = facts(reading.strategy.variables[entry.name]).messages[0]
     late = reading.late.get((resource.name, entry.bucket))
-    turn = spec.turns[entry.bucket] if spec.turns else None
+    piece: Any = node.args[3] if len(node.args) > 3 else 0
+    turn = (spec.phase, spec.turns[entry.bucket] + piece) if spec.turns else None
     if entry.pieces > 1:
-        piece: Any = node.args[3] if len(node.args) > 3 else 0
-        turn = None if turn is None else turn + piece
-        _send(reading, resource, kind, [entry.name], late, (spec.phase, turn), 1 / entry.pieces)
+        _send(reading, resource, kind, [entry.name], late, turn, 1 / entry.pieces)
         return
     if resource not in reading.full:
         reading.full[resource] = Counter(e.bucket for e in spec.entries)
     names = reading.put.setdefault((resource, entry.bucket), [])
     names.append(entry.name)
     if len(names) == reading.full[resource][entry.bucket]:
-        _send(reading, resource, kind, names, late, (spec.phase, turn))
+        _send(reading, resource, kind, names, late, turn)
 
 
 def _send(
@@ -298,7 +297,7 @@ def _send(
     kind: Any,
     names: Sequence[str],
     late: list[int] | None,
-    turn: tuple[int, int | None],
+    turn: tuple[int, int] | None,
     share: float = 1.0,
 ) -> None:
     if late is None:
@@ -306,7 +305,7 @@ def _send(
         reading.numbers.setdefault(resource, []).append(number)
     else:
         number = late.pop(0)
-    reading.in_turn(*turn, lambda: reading.start(kind, names, share, number))
+    reading.in_turn(turn, lambda: reading.start(kind, names, share, number))
 
 
 def _settle(reading: _Reading, node: Node, spec: Any) -> None:
@@ -348,8 +347,8 @@ def _start(reading: _Reading, node: Node, spec: Any) -> None:
         kind, names = spec.message(number)
         reading.start(kind, names, number=message)
 
-    turn = spec.turns[number + 1] if isinstance(spec, FactorsSpec) and spec.turns else None
-    reading.in_turn(spec.phase if turn is not None else 0, turn, begin)
+    waits = isinstance(spec, FactorsSpec) and spec.turns
+    reading.in_turn((spec.phase, spec.turns[number + 1]) if waits else None, begin)
 
 
 def _finish(reading: _Reading, node: Node, spec: Any) -> None:

@@ -245,10 +245,15 @@ class StepControl:
         room.load = max(self._loads, default=0)
         return room
 
-    def note_load(self, sent: int, received: int) -> None:
-        """Note what this worker sends and gets in a message of rows, in bytes: with its next ids
-        all workers are told, so that they cut what is large into equally many parts."""
-        self._loads.append(max(sent, received))
+    def note_load(
+        self, sent: Sequence[int], received: Sequence[int], dtype: torch.dtype, group: str
+    ) -> None:
+        """Note how much this worker sends each of a group, and gets, in a message of rows: with its
+        next ids all workers are told, so that they cut what is large into equally many parts."""
+        if group in self.world.pieces:
+            place = self.world.group(group).place
+            most = max(sum(counts) - counts[place] for counts in (sent, received))
+            self._loads.append(most * dtype.itemsize)
 
     # -- With floats, at the end of a bucket of dense gradients ------------------------------
 

@@ -24,7 +24,7 @@ from parallax.errors import PeerError
 from parallax.runtime.comm.background import Background
 from parallax.runtime.comm.host_exchange import HostExchange
 from parallax.runtime.comm.host_sums import HostSums
-from parallax.runtime.comm.parts import Parts, share_of
+from parallax.runtime.comm.parts import in_parts
 from parallax.runtime.comm.pending import Pending, lost_worker
 from parallax.runtime.comm.process_groups import process_group
 from parallax.runtime.comm.texts import Texts
@@ -233,47 +233,23 @@ class World:
         self._count(purpose, among, [count * row for count in useful])
         if self.is_in_memory(group) and purpose not in _RARE:
             return self._in_memory(received, sent, received_counts, sent_counts, purpose)
-        count = (sum(useful) - useful[among.place]) * row
         parts = number_of_parts(most, self.pieces.get(group, 0))
-        if parts == 1:
-            return self._exchange(
-                received, sent, received_counts, sent_counts, purpose, among, count
-            )
-        arriving, leaving = received.split(list(received_counts)), sent.split(list(sent_counts))
-        started = []
-        for part in range(parts):
-            comes, goes = (
-                [share_of(one, part, parts) for one in shares] for shares in (arriving, leaving)
-            )
-            message = torch.cat(goes)
-            brought = received.new_empty((sum(len(one) for one in comes), *received.shape[1:]))
-            sizes = ([len(one) for one in comes], [len(one) for one in goes])
-            pending = self._exchange(brought, message, *sizes, purpose, among, count / parts)
-            started.append((pending, brought, comes))
-        return Parts(started)
+        count = (sum(useful) - useful[among.place]) * row / parts
 
-    def _exchange(
-        self,
-        received: torch.Tensor,
-        sent: torch.Tensor,
-        received_counts: Sequence[int],
-        sent_counts: Sequence[int],
-        purpose: str,
-        among: Group,
-        count: float,
-    ) -> Pending:
-        """An exchange, or a part of one, by a collective, in which ``count`` bytes are useful."""
-        self._give(received, sent)
-        work = dist.all_to_all_single(
-            received,
-            sent,
-            list(received_counts),
-            list(sent_counts),
-            group=among.handle,
-            async_op=True,
-        )
-        self.traffic.start(purpose, count, work)
-        return Pending(work, f"an exchange ({purpose})", self)
+        def exchange(
+            into: torch.Tensor, out: torch.Tensor, arrives: list[int], leaves: list[int]
+        ) -> Pending:
+            self._give(into, out)
+            work = dist.all_to_all_single(
+                into, out, arrives, leaves, group=among.handle, async_op=True
+            )
+            self.traffic.start(purpose, count, work)
+            return Pending(work, f"an exchange ({purpose})", self)
+
+        arrives, leaves = list(received_counts), list(sent_counts)
+        if parts == 1:
+            return exchange(received, sent, arrives, leaves)
+        return in_parts(received.split(arrives), sent.split(leaves), parts, exchange)
 
     def is_in_memory(self, group: str) -> bool:
         """Whether exchanges of a group go through memory that this host's workers share: it is

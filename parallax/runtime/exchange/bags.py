@@ -233,10 +233,7 @@ class BagExchange:
         message = torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=self.world.device)
         received = torch.empty(sum(counts), dtype=dtype, device=self.world.device)
         totals = [sum(part.numel() for part in row) for row in sent]
-        if "rows" in self.world.pieces:
-            self.control.note_load(
-                *((sum(one) - one[self.world.rank]) * dtype.itemsize for one in (totals, counts))
-            )
+        self.control.note_load(totals, counts, dtype, "rows")
         pending = self.world.all_to_all(received, message, counts, totals, purpose, most=most)
         return _Message(received, pending, message)
 

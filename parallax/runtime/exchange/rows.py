@@ -383,11 +383,7 @@ class RowExchange:
             message = by_worker([_sent(values[i], specs[tables[i]]).to(dtype) for i in own], out)
             totals, sent = ([sum(row) for row in rows] for rows in (back, out))
             buffer = torch.empty(sum(totals), dtype=dtype, device=self.world.device)
-            if group in self.world.pieces:
-                place = self.world.group(group).place
-                self.control.note_load(
-                    *((sum(one) - one[place]) * dtype.itemsize for one in (sent, totals))
-                )
+            self.control.note_load(sent, totals, dtype, group)
             pending.append(
                 self.world.all_to_all(buffer, message, totals, sent, purpose, group, most=most)
             )
