@@ -129,4 +129,4 @@ def train(
     (model,) = runner._objects.models
     found: dict[str, Any] = runner.state_dict()[model]
     far = max(float((expected[key] - found[key]).abs().max()) for key in expected)
-    return far, runner._captures
+    return far, runner._preparation.captures

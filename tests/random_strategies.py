@@ -25,7 +25,7 @@ from parallax.graph.discovery import discover
 from parallax.graph.state import aliases, leaves
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.variables import Variable, analyze
-from parallax.runtime import runner as runner_module
+from parallax.runtime import preparation
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.data import Strategy, VariableStrategy, described, fingerprint
@@ -245,9 +245,9 @@ def prepared() -> Iterator[None]:
 
     with ExitStack() as stack:
         for name in ("measure_network", "measure_speed"):
-            measure = once(name, getattr(runner_module, name))
-            stack.enter_context(mock.patch.object(runner_module, name, measure))
-        stack.enter_context(mock.patch.object(runner_module, "capture", again))
+            measure = once(name, getattr(preparation, name))
+            stack.enter_context(mock.patch.object(preparation, name, measure))
+        stack.enter_context(mock.patch.object(preparation, "capture", again))
         yield
 
 

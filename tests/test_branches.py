@@ -84,7 +84,7 @@ def test_a_check_that_fails_raises_and_leaves_all_as_it_was() -> None:
     after = runner.state_dict()["net"]
     assert all(torch.equal(before[name], after[name]) for name in before)
     runner.run(x, good)
-    assert runner._captures == 1
+    assert runner._preparation.captures == 1
 
 
 REFUSED = {

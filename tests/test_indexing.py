@@ -183,7 +183,7 @@ def test_whole_numbers_of_batches_choose_in_one_graph() -> None:
         x = torch.arange(18.0).view(6, 3)
         for place in places:
             assert runner.run(x, place) == x[place, 0]
-        return runner._captures
+        return runner._preparation.captures
 
     assert counted([0, 3, 1, 5, -1, 2, 4]) == counted([0, 3, 1])
 

@@ -120,9 +120,9 @@ def test_wrong_relations_between_sizes_are_errors_as_on_one_device() -> None:
     runner = alone(step)
     for rows in (4, 6, 5):
         runner.run(torch.ones(rows, 3), torch.ones(rows, 2))
-    assert runner._captures == 2
+    assert runner._preparation.captures == 2
     runner.run(torch.ones(5, 3), torch.ones(1, 2))
-    assert runner._captures == 3
+    assert runner._preparation.captures == 3
     with pytest.raises(Exception, match=r"broadcast .*\[7, 2\].*\[5, 2\]"):
         runner.run(torch.ones(5, 3), torch.ones(7, 2))
 
@@ -144,7 +144,7 @@ def test_batches_may_be_parts_of_wider_ones() -> None:
     for length in (3, 5, 9, 7, 4):
         before = float(model(wide[:, :length]).detach().sum())
         assert float(runner.run(wide[:, :length])) == pytest.approx(before, rel=1e-5)
-    assert runner._captures == 2
+    assert runner._preparation.captures == 2
 
 
 def test_returned_sizes_are_those_of_the_batch() -> None:
@@ -179,4 +179,4 @@ def test_the_programs_used_last_are_kept() -> None:
     runner = alone(step)
     for length in [*range(2, 80), *range(2, 80)]:
         runner.run(torch.zeros(length, dtype=torch.int64))
-    assert runner._captures == 2
+    assert runner._preparation.captures == 2

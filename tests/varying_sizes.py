@@ -232,5 +232,5 @@ def compare(
     state, runner = train(world, kind, optimizer, own, **settings)
     return {
         "difference": difference(state, reference(kind, optimizer, batches)),
-        "captures": runner._captures,
+        "captures": runner._preparation.captures,
     }

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
 
+from parallax.cluster.network import Network
 from parallax.cluster.planned import PlannedCluster
 from parallax.config import Config
 from parallax.errors import LaunchError
@@ -23,6 +25,7 @@ from parallax.runtime.comm.weighing import number_of_rows
 from parallax.runtime.comm.world import World
 from parallax.runtime.plan import Plan
 from parallax.runtime.predictions.speed import measure_speed
+from parallax.runtime.preparation import Preparation
 from parallax.runtime.runner import Runner
 from parallax.strategy.data import Strategy
 
@@ -124,7 +127,11 @@ class PlanningRunner(Runner):
         planning.runners += 1
         if planning.strategy is not None:
             config = replace(config, run_option=None, strategy=planning.strategy)
-        super().__init__(step, objects, config, _LoneWorld(planning.cluster.workers))
+        cluster = planning.cluster
+        preparation = partial(_Planned, network=cluster.network)
+        super().__init__(
+            step, objects, config, _LoneWorld(cluster.workers), preparation=preparation
+        )
 
     def run(self, *batch: Any, **named: Any) -> Any:
         """Plans the step; does not return.
@@ -136,8 +143,8 @@ class PlanningRunner(Runner):
         planning = self._planning
         if planning.plan is None:
             self._signatures.read(batch, named)
-            _, analysis = self._analyze(batch, named)
-            self._rewrite(analysis)
+            _, analysis = self._preparation.analyzed(batch, named)
+            self._preparation.rewritten(analysis)
             flat = torch.utils._pytree.tree_leaves((batch, named))
             planning.batch_rows = number_of_rows(flat) or 1
             planning.plan = self.plan
@@ -149,10 +156,18 @@ class PlanningRunner(Runner):
             self._planning.leave()
         return super().state_dict()
 
-    def _compare(self, description: str, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+
+class _Planned(Preparation):
+    """Takes the network from the resource file, and has nobody to compare with."""
+
+    def __init__(self, *usual: Any, network: Network) -> None:
+        super().__init__(*usual)
+        self._network = network
+
+    def _compare(self, description: str, flat: list[Any]) -> None:
         self._warn_of_batch_norms()
-        self._choice.network = self._planning.cluster.network
-        self._choice.speed = measure_speed(self._world)
+        self.choice.network = self._network
+        self.choice.speed = measure_speed(self._world)
 
     def _tell(self, strategy: Strategy) -> None:
         """Nothing: the plan that is printed says more."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -10,63 +9,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.utils import _pytree as pytree
-
 from parallax.config import Config
 from parallax.errors import CheckError, ConfigError
-from parallax.graph.capture import capture
-from parallax.graph.checks import check_batch, check_not_dealt, check_state
+from parallax.graph.checks import check_state
 from parallax.graph.default_device import on_processor
 from parallax.graph.discovery import StepObjects
-from parallax.graph.draws import Streams
-from parallax.graph.outside import NO_NUMBERS, Numbers
-from parallax.graph.sizes import Place
-from parallax.graph.state import aliases
-from parallax.graph.sums import note_sums
-from parallax.graph.surroundings import any_number_of_rows
-from parallax.graph.totals import Batches
-from parallax.graph.variables import Analysis, Variable, analyze
-from parallax.rewrite.agreement import check_agreement
-from parallax.rewrite.context import WorkerGraph
-from parallax.rewrite.late import defer_updates
-from parallax.rewrite.pipeline import rewrite
-from parallax.rewrite.timeline import computation_alone, timeline
+from parallax.graph.variables import Variable
 from parallax.runtime.ahead import Course
-from parallax.runtime.binding import bind
-from parallax.runtime.choosing import StrategyChoice
 from parallax.runtime.comm.control import StepControl
-from parallax.runtime.comm.weighing import Weighing, number_of_rows
 from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
 from parallax.runtime.compute.kept_memory import keep_freed_memory
 from parallax.runtime.exchange.resources import ResourcePool
-from parallax.runtime.garbage import collected_seldom
 from parallax.runtime.pace import Pace
 from parallax.runtime.plan import GraphView, Plan, measured
-from parallax.runtime.predictions.expected import ExpectedStep
-from parallax.runtime.predictions.probe import measure_network
-from parallax.runtime.predictions.speed import measure_speed
+from parallax.runtime.preparation import Preparation
 from parallax.runtime.program import Program
 from parallax.runtime.programs import Programs
-from parallax.runtime.signature import Signature, SignatureReader, structure
-from parallax.runtime.start import (
-    agree_on_batches,
-    agree_on_everything,
-    agree_on_tensors,
-    as_one_batch,
-    draw_alike,
-    measure_access,
-    one_batch_norm,
-    seed_worker,
-    warn_of_batch_norms,
-)
+from parallax.runtime.signature import Signature, SignatureReader
+from parallax.runtime.start import seed_worker
 from parallax.runtime.state.checkpoint import load_state, read_state
-from parallax.runtime.state.deferral import deferred_device
 from parallax.runtime.state.state_table import StateTable
 from parallax.runtime.trace import Profile, Profiler
 from parallax.strategy.choose import title_of
-from parallax.strategy.compare import summary
 from parallax.strategy.data import Strategy
 from parallax.strategy.timeline import StepTime
 
@@ -90,12 +55,11 @@ class Runner:
         config: Config,
         world: World,
         data_sizes: Callable[[], list[str]] = list,
+        preparation: Callable[..., Preparation] = Preparation,
     ) -> None:
-        self._step = step
         self._objects = objects
         self._config = config
         self._world = world
-        self._data_sizes = data_sizes
         check_state(objects)
         keep_freed_memory()
         self._state = StateTable(objects, world.rank, world.size)
@@ -103,25 +67,17 @@ class Runner:
         self._programs = Programs()
         self._control = StepControl(world, 1)
         self._resources = ResourcePool(world, self._control)
-        self._choice = StrategyChoice(config, world, objects, self._state, self._tell)
-        self._expected: ExpectedStep | None = None
+        self._preparation = preparation(
+            *(step, objects, config, world, self._state, self._resources, self._control, data_sizes)
+        )
+        self._choice = self._preparation.choice
         self._pace = Pace(world.device)
         self._profiler: Profiler | None = None
         self._compiler = Compiler(config.compile, world)
-        self._weighing = Weighing(config.weigh_batches)
-        self._batches = Batches()
-        self._course = Course(world, self._programs, self._signatures, self._weighing)
+        weighing = self._preparation.weighing
+        self._course = Course(world, self._programs, self._signatures, weighing)
         self._steps = 0
-        self._captures = 0
-        self._streams = Streams()
         self._last: Program | None = None
-        self._noted: set[str] = set()
-        self._devices = {
-            leaf.name: device
-            for leaf in self._state.leaves.values()
-            if isinstance(leaf.value, torch.Tensor)
-            and (device := deferred_device(leaf.value)) is not None
-        }
         seed_worker(world, config.seed)
 
     # -- Who we are -----------------------------------------------------------------------
@@ -162,8 +118,8 @@ class Runner:
         """
         if self._state.refresh_if_replaced():
             self._course.settle()
-            self._rebind()
-        captures = self._captures
+            self._programs.rebind()
+        captures = self._preparation.captures
         began = time.perf_counter()
         self._pace.start(self._world.traffic.waited)
         program, signature, flat = self._program(batch, named)
@@ -171,7 +127,8 @@ class Runner:
         moving = self._choice.is_searching
         step = self._course.begin(program, signature, flat, self._steps, moving)
         try:
-            self._control.begin(step, self._batches.decide or program.step.decides_by_batch)
+            decides = self._preparation.batches.decide or program.step.decides_by_batch
+            self._control.begin(step, decides)
             if self._profiler is not None:
                 self._profiler.before()
             result = program.run(flat)
@@ -187,7 +144,7 @@ class Runner:
             self._profiler = None
         self._compiler.after(program, self._pace.computed)
         self._steps += 1
-        if self._captures == captures:
+        if self._preparation.captures == captures:
             self._pace.stop(self._world.traffic.waited)
         if moving and self._choice.search(time.perf_counter() - began):
             self._programs.clear()
@@ -256,8 +213,9 @@ class Runner:
         if program is None:
             varying = self._programs.varying(signature)
             numbers = self._signatures.numbers(signature)
+            late = self._course.late_updates
             try:
-                program = self._prepare(batch, named, varying, numbers)
+                program = self._preparation.program(batch, named, varying, numbers, late)
             except Exception:
                 if not self._signatures.keep_constant(signature):
                     raise
@@ -268,131 +226,6 @@ class Runner:
             self._programs.add(signature, program, varying)
         self._last = program
         return program, signature, flat
-
-    def _prepare(
-        self,
-        batch: tuple[Any, ...],
-        named: Mapping[str, Any],
-        varying: Mapping[Place, int],
-        numbers: Numbers,
-    ) -> Program:
-        first = self._choice.strategy is None
-        try:
-            description, analysis = self._analyze(batch, named, varying, numbers)
-            rewritten = self._rewrite(analysis)
-        except Exception:
-            if not varying:
-                raise
-            # What sizes mean to the step may be more than symbols can say.
-            logger.debug("the step is captured for this shape alone", exc_info=True)
-            description, analysis = self._analyze(batch, named, None, numbers)
-            rewritten = self._rewrite(analysis)
-        self._state.shard(rewritten.sharded, rewritten.views)
-        self._state.materialize(self._devices)
-        if first:
-            self._rebind()
-        return self._bind(rewritten, description)
-
-    @collected_seldom()
-    def _rewrite(self, analysis: Analysis) -> WorkerGraph:
-        """This worker's graph by the strategy, which the first graph decides."""
-        strategy = self._choice.decide(analysis)
-        network, speed, variables = self._choice.network, self._choice.speed, analysis.variables
-        first = as_one_batch(self._objects, self._config, self._batches)
-        # Of the captured step, which rewriting uses up.
-        alone = computation_alone(analysis.step, variables) if network and speed else None
-        late = self._course.late_updates and self.num_workers > 1
-        rewritten = rewrite(analysis, strategy, self.worker_id, self.num_workers, first, late)
-        if late:
-            defer_updates(rewritten, lambda entry: not entry.by_host or bool(self._world.host_sums))
-        if network and speed and alone:
-            items = timeline(rewritten, variables, strategy)
-            self._expected = ExpectedStep(items, alone, strategy, network, speed)
-        self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
-        return rewritten
-
-    @collected_seldom()
-    def _analyze(
-        self,
-        batch: tuple[Any, ...],
-        named: Mapping[str, Any],
-        varying: Mapping[Place, int] | None = None,
-        numbers: Numbers = NO_NUMBERS,
-    ) -> tuple[str, Analysis]:
-        """The batch's structure, and the step that it was captured with; changes nothing."""
-        check_batch(batch, named)
-        self._state.refresh()
-        check_not_dealt(self._state.leaves, self._state.layouts)
-        self._choice.check_state()
-        description = structure(batch, named)
-        first = self._choice.strategy is None and self.num_workers > 1
-        if first:
-            self._compare(description, batch, named)
-        together = self.num_workers > 1 and one_batch_norm(self._objects, self._config)
-        with any_number_of_rows() if together else contextlib.nullcontext():
-            step = capture(
-                *(self._step, self._objects, batch, named),
-                *(self._device_by_name(), varying, numbers, self._streams),
-            )
-        self._captures += 1
-        if first and self._config.average_dense and self._config.average_sparse:
-            note_sums(step, number_of_rows(pytree.tree_leaves((batch, dict(named)))) or 1)
-        for note in step.notes:
-            if note not in self._noted:
-                self._noted.add(note)
-                logger.warning(note)
-        self._state.refresh()  # which numbers are state is known by the capture
-        used = self._state.use(step)
-        if self.num_workers > 1:
-            check_agreement(step, self._state.leaves)
-            if first:
-                agree_on_tensors(self._world, used)
-        analysis = analyze(step, self._state.leaves, aliases(self._objects))
-        if first:
-            flat = pytree.tree_leaves((batch, dict(named)))
-            measure_access(self._world, analysis, flat, self._state.leaves)
-            by_rows = self._weighing.by_rows
-            self._batches = agree_on_batches(self._world, analysis, flat, by_rows)
-        self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
-        return description, analysis
-
-    def _device_by_name(self) -> dict[str, torch.device]:
-        """Where tensors that the user's objects hold without storage are, or will be."""
-        dealt = {name: rows.device for name, rows in self._state.shards.items()}
-        return {**self._devices, **dealt}
-
-    def _bind(self, rewritten: WorkerGraph, description: str) -> Program:
-        for optimizer in self._objects.optimizers.values():
-            # Schedulers look here to see that optimizer.step() comes before theirs: in the graph.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
-        assert self._choice.strategy is not None
-        alike = f"{description}\n{self._choice.strategy.to_json()!r}"
-        return bind(rewritten, self._state, self._resources, alike)
-
-    def _rebind(self) -> None:
-        self._programs.rebind()
-
-    # -- Before the first step --------------------------------------------------------------
-
-    def _compare(self, description: str, batch: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-        world = self._world
-        leaves = {n: leaf for n, leaf in self._state.leaves.items() if leaf.kind != "tensor"}
-        agree_on_everything(world, leaves, self._config, self._data_sizes(), description)
-        draw_alike(world, self._streams, self._objects)
-        self._warn_of_batch_norms()
-        self._choice.network = measure_network(world)
-        self._choice.speed = measure_speed(world)
-        flat = pytree.tree_leaves((batch, dict(named)))
-        self._control.usual_weight = self._weighing.agree(world, flat)
-
-    def _warn_of_batch_norms(self) -> None:
-        if not one_batch_norm(self._objects, self._config):
-            warn_of_batch_norms(self._objects)
-
-    def _tell(self, strategy: Strategy) -> None:
-        """Print in a line what was decided, and write it where that is asked for."""
-        logger.info("strategy %s: %s", title_of(self._config.source), summary(strategy))
-        self._write("strategy.json", lambda: f"{strategy.to_json().decode()}\n")
 
     # -- Looking at it ------------------------------------------------------------------------
 
@@ -438,10 +271,11 @@ class Runner:
         Returns:
             None with one worker, and before the first step.
         """
-        if self._expected is None:
+        expected = self._preparation.expected
+        if expected is None:
             return None
         measured, computed = self._measured(), self._pace.computation
-        return self._expected.time(measured, computed, one_device, self._course.ids_came_ahead)
+        return expected.time(measured, computed, one_device, self._course.ids_came_ahead)
 
     @property
     def graph(self) -> GraphView:
@@ -483,17 +317,6 @@ class Runner:
         self._profiler = Profiler(Profile(steps, path), self._world)
         return self._profiler.profile
 
-    def _dump(self, stage: str, text: Callable[[], str]) -> None:
-        """A stage's result of this worker, if it is asked for."""
-        self._write(f"{self._captures:02d}_{stage}_worker{self.worker_id}.txt", text)
-
-    def _write(self, name: str, text: Callable[[], str]) -> None:
-        if self._config.dump_dir is None:
-            return
-        directory = Path(self._config.dump_dir)
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text(), encoding="utf-8")
-
     # -- State --------------------------------------------------------------------------------
 
     @on_processor
@@ -521,6 +344,6 @@ class Runner:
         """
         self._course.settle()
         load_state(self._objects, self._state, state, self._resources.encoded)
-        self._rebind()
+        self._programs.rebind()
         if self._steps:  # before, worker 0's values are given to all
             self._course.loads += 1

@@ -1,0 +1,268 @@
+"""What comes before a step can run: captured, agreed on, analysed, decided, rewritten and bound."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from parallax.config import Config
+from parallax.graph.capture import capture
+from parallax.graph.checks import check_batch, check_not_dealt
+from parallax.graph.discovery import StepObjects
+from parallax.graph.draws import Streams
+from parallax.graph.outside import NO_NUMBERS, Numbers
+from parallax.graph.sizes import Place
+from parallax.graph.state import aliases
+from parallax.graph.step_graph import StepGraph
+from parallax.graph.sums import note_sums
+from parallax.graph.surroundings import any_number_of_rows
+from parallax.graph.totals import Batches
+from parallax.graph.variables import Analysis, analyze
+from parallax.rewrite.agreement import check_agreement
+from parallax.rewrite.context import WorkerGraph
+from parallax.rewrite.late import defer_updates
+from parallax.rewrite.pipeline import rewrite
+from parallax.rewrite.timeline import computation_alone, timeline
+from parallax.runtime.binding import bind
+from parallax.runtime.choosing import StrategyChoice
+from parallax.runtime.comm.control import StepControl
+from parallax.runtime.comm.weighing import Weighing, number_of_rows
+from parallax.runtime.comm.world import World
+from parallax.runtime.exchange.resources import ResourcePool
+from parallax.runtime.garbage import collected_seldom
+from parallax.runtime.predictions.expected import ExpectedStep
+from parallax.runtime.predictions.probe import measure_network
+from parallax.runtime.predictions.speed import measure_speed
+from parallax.runtime.program import Program
+from parallax.runtime.signature import structure
+from parallax.runtime.start import (
+    agree_on_batches,
+    agree_on_everything,
+    agree_on_tensors,
+    as_one_batch,
+    draw_alike,
+    measure_access,
+    one_batch_norm,
+    warn_of_batch_norms,
+)
+from parallax.runtime.state.deferral import deferred_device
+from parallax.runtime.state.state_table import StateTable
+from parallax.strategy.choose import title_of
+from parallax.strategy.compare import summary
+from parallax.strategy.data import Strategy
+
+__all__ = ["Preparation"]
+
+logger = logging.getLogger("parallax")
+
+
+class Preparation:
+    """Prepares a runner's step for a batch that no program holds for.
+
+    Before the first one, workers compare what they have and how fast they are; that one's graph
+    decides the strategy, which later ones have to fit.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        objects: StepObjects,
+        config: Config,
+        world: World,
+        state: StateTable,
+        resources: ResourcePool,
+        control: StepControl,
+        data_sizes: Callable[[], list[str]] = list,
+    ) -> None:
+        """
+        Args:
+            step: the user's function.
+            objects: what it uses.
+            config: the user's settings.
+            world: this worker and the others.
+            state: what steps read and write.
+            resources, control: of the runtime, for programs.
+            data_sizes: says how much data this worker has.
+        """
+        self._step = step
+        self._objects = objects
+        self._config = config
+        self._world = world
+        self._state = state
+        self._resources = resources
+        self._control = control
+        self._data_sizes = data_sizes
+        self._streams = Streams()
+        self._noted: set[str] = set()
+        self._devices = {
+            leaf.name: device
+            for leaf in state.leaves.values()
+            if isinstance(leaf.value, torch.Tensor)
+            and (device := deferred_device(leaf.value)) is not None
+        }
+        self.choice = StrategyChoice(config, world, objects, state, self._tell)
+        self.weighing = Weighing(config.weigh_batches)
+        self.batches = Batches()
+        """What is known of the batches of all workers."""
+        self.expected: ExpectedStep | None = None
+        """Of the last graph; None with one worker, and before the first."""
+        self.captures = 0
+
+    def program(
+        self,
+        batch: tuple[Any, ...],
+        named: Mapping[str, Any],
+        varying: Mapping[Place, int],
+        numbers: Numbers,
+        late: bool,
+    ) -> Program:
+        """What runs a step for a batch, on this worker.
+
+        Args:
+            batch, named: what the step takes.
+            varying: sizes that should be symbols; if that cannot be, the program holds for this
+                shape alone.
+            numbers: that the step reads, and are to be inputs.
+            late: updates may be left to the next step.
+
+        Raises:
+            ModelError: the step cannot be captured or distributed.
+            DataError: the batch cannot be given to it.
+            StrategyError: the strategy does not fit.
+        """
+        try:
+            description, analysis = self.analyzed(batch, named, varying, numbers)
+            rewritten = self.rewritten(analysis, late)
+        except Exception:
+            if not varying:
+                raise
+            # What sizes mean to the step may be more than symbols can say.
+            logger.debug("the step is captured for this shape alone", exc_info=True)
+            description, analysis = self.analyzed(batch, named, None, numbers)
+            rewritten = self.rewritten(analysis, late)
+        self._state.shard(rewritten.sharded, rewritten.views)
+        self._state.materialize(self._devices)
+        return self._bound(rewritten, description)
+
+    @collected_seldom()
+    def analyzed(
+        self,
+        batch: tuple[Any, ...],
+        named: Mapping[str, Any],
+        varying: Mapping[Place, int] | None = None,
+        numbers: Numbers = NO_NUMBERS,
+    ) -> tuple[str, Analysis]:
+        """The batch's structure, and the step that it was captured with; changes nothing."""
+        check_batch(batch, named)
+        self._state.refresh()
+        check_not_dealt(self._state.leaves, self._state.layouts)
+        self.choice.check_state()
+        description = structure(batch, named)
+        flat = pytree.tree_leaves((batch, dict(named)))
+        first = self.choice.strategy is None and self._world.size > 1
+        if first:
+            self._compare(description, flat)
+        step = self._captured(batch, named, varying, numbers)
+        if first and self._config.average_dense and self._config.average_sparse:
+            note_sums(step, number_of_rows(flat) or 1)
+        for note in step.notes:
+            if note not in self._noted:
+                self._noted.add(note)
+                logger.warning(note)
+        self._state.refresh()  # which numbers are state is known by the capture
+        used = self._state.use(step)
+        if self._world.size > 1:
+            check_agreement(step, self._state.leaves)
+            if first:
+                agree_on_tensors(self._world, used)
+        analysis = analyze(step, self._state.leaves, aliases(self._objects))
+        if first:
+            measure_access(self._world, analysis, flat, self._state.leaves)
+            by_rows = self.weighing.by_rows
+            self.batches = agree_on_batches(self._world, analysis, flat, by_rows)
+        self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
+        return description, analysis
+
+    def _captured(
+        self,
+        batch: tuple[Any, ...],
+        named: Mapping[str, Any],
+        varying: Mapping[Place, int] | None,
+        numbers: Numbers,
+    ) -> StepGraph:
+        together = self._world.size > 1 and one_batch_norm(self._objects, self._config)
+        # Where tensors lie that the user's objects hold without storage, or will lie.
+        dealt = {name: rows.device for name, rows in self._state.shards.items()}
+        devices = {**self._devices, **dealt}
+        with any_number_of_rows() if together else contextlib.nullcontext():
+            step = capture(
+                *(self._step, self._objects, batch, named),
+                *(devices, varying, numbers, self._streams),
+            )
+        self.captures += 1
+        return step
+
+    @collected_seldom()
+    def rewritten(self, analysis: Analysis, late: bool = False) -> WorkerGraph:
+        """This worker's graph by the strategy, which the first graph decides."""
+        strategy = self.choice.decide(analysis)
+        network, speed, variables = self.choice.network, self.choice.speed, analysis.variables
+        first = as_one_batch(self._objects, self._config, self.batches)
+        # Of the captured step, which rewriting uses up.
+        alone = computation_alone(analysis.step, variables) if network and speed else None
+        world = self._world
+        late = late and world.size > 1
+        rewritten = rewrite(analysis, strategy, world.rank, world.size, first, late)
+        if late:
+            defer_updates(rewritten, lambda entry: not entry.by_host or bool(world.host_sums))
+        if network and speed and alone:
+            items = timeline(rewritten, variables, strategy)
+            self.expected = ExpectedStep(items, alone, strategy, network, speed)
+        self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
+        return rewritten
+
+    def _bound(self, rewritten: WorkerGraph, description: str) -> Program:
+        for optimizer in self._objects.optimizers.values():
+            # Schedulers look here to see that optimizer.step() comes before theirs: in the graph.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+        assert self.choice.strategy is not None
+        alike = f"{description}\n{self.choice.strategy.to_json()!r}"
+        return bind(rewritten, self._state, self._resources, alike)
+
+    # -- Before the first step --------------------------------------------------------------
+
+    def _compare(self, description: str, flat: list[Any]) -> None:
+        world = self._world
+        leaves = {n: leaf for n, leaf in self._state.leaves.items() if leaf.kind != "tensor"}
+        agree_on_everything(world, leaves, self._config, self._data_sizes(), description)
+        draw_alike(world, self._streams, self._objects)
+        self._warn_of_batch_norms()
+        self.choice.network = measure_network(world)
+        self.choice.speed = measure_speed(world)
+        self._control.usual_weight = self.weighing.agree(world, flat)
+
+    def _warn_of_batch_norms(self) -> None:
+        if not one_batch_norm(self._objects, self._config):
+            warn_of_batch_norms(self._objects)
+
+    def _tell(self, strategy: Strategy) -> None:
+        """Print in a line what was decided, and write it where that is asked for."""
+        logger.info("strategy %s: %s", title_of(self._config.source), summary(strategy))
+        self._write("strategy.json", lambda: f"{strategy.to_json().decode()}\n")
+
+    def _dump(self, stage: str, text: Callable[[], str]) -> None:
+        """A stage's result of this worker, if it is asked for."""
+        self._write(f"{self.captures:02d}_{stage}_worker{self._world.rank}.txt", text)
+
+    def _write(self, name: str, text: Callable[[], str]) -> None:
+        if self._config.dump_dir is None:
+            return
+        directory = Path(self._config.dump_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text(), encoding="utf-8")
