@@ -14,17 +14,25 @@ import synchronizers
 import torch
 
 from parallax.cluster.network import Network
+from parallax.ops.reductions import Schedule
 from parallax.runtime.comm import parts as parts_module
 from parallax.runtime.comm.parts import Parts
 from parallax.runtime.comm.world import World
+from parallax.runtime.exchange import sums
 from parallax.runtime.predictions import probe
 
 
 @contextmanager
-def forced(piece: int, faster: float = 0.0) -> Iterator[list[int]]:
+def forced(piece: int, as_fast: float = 0.0) -> Iterator[list[int]]:
     """Let every exchange that can travel in parts of so many bytes, if these are so many times as
-    fast; gives how many parts there were in each."""
+    fast; gives how many parts there were in each, and of each message of a ring."""
     made: list[int] = []
+    cut = sums.in_pieces
+
+    def counted(steps: Schedule, elements: int) -> Schedule:
+        pieces = cut(steps, elements)
+        made.append(len(pieces) // len(steps))
+        return pieces
 
     class Counted(Parts):
         def __init__(self, started: Any) -> None:
@@ -32,11 +40,12 @@ def forced(piece: int, faster: float = 0.0) -> Iterator[list[int]]:
             made.append(len(self._started))
 
     with ExitStack() as stack:
-        for name, value in (("LEAST_PIECE", piece), ("PIECE_SECONDS", 0.0), ("FASTER", faster)):
+        for name, value in (("LEAST_PIECE", piece), ("PIECE_SECONDS", 0.0), ("AS_FAST", as_fast)):
             stack.enter_context(mock.patch.object(probe, name, value))
         # What travels through memory is not cut.
         stack.enter_context(mock.patch.object(World, "is_in_memory", return_value=False))
         stack.enter_context(mock.patch.object(parts_module, "Parts", Counted))
+        stack.enter_context(mock.patch.object(sums, "in_pieces", counted))
         yield made
 
 
@@ -88,9 +97,9 @@ def by_levels(world: World, levels: str) -> tuple[dict[str, float], int]:
         return by_host.compare(world, "HYBRID", cases, levels), max(made, default=0)
 
 
-def measured(world: World, faster: float) -> tuple[Network, dict[str, int], int]:
+def measured(world: World, as_fast: float) -> tuple[Network, dict[str, int], int]:
     """The network, what the world makes of it, and the most parts of an exchange."""
-    with forced(1000, faster) as made:
+    with forced(1000, as_fast) as made:
         network = probe.measure_network(world)
         pieces, world.pieces = world.pieces, {}
         return network, pieces, max(made, default=0)

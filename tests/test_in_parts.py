@@ -9,6 +9,7 @@ from by_host import HOSTS as BY_HOST
 from hypothesis import given
 from hypothesis import strategies as st
 from pool import HOSTS, Pool
+from test_reductions import WAYS as IN_ROUNDS
 from test_synchronizers_long import WAYS
 
 from parallax.cluster.network import MOST_PARTS, Level, number_of_parts
@@ -65,6 +66,15 @@ def test_every_synchronizer_that_exchanges_cuts(pool: Pool, way: str) -> None:
         assert most > 1
 
 
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("way", ["ring", "tree", "halving", "scatter", "owner", "one owner"])
+def test_messages_between_two_are_cut(pool: Pool, way: str, size: int) -> None:
+    cases = [("dense", "momentum", "clip_norm")]
+    for found, most in pool.run(size, in_parts.equal_by, IN_ROUNDS[way], cases):
+        assert all(difference < 1e-10 for difference, _ in found.values())
+        assert most > 1
+
+
 @pytest.mark.parametrize("kind", ["whole", "dealt", "rows"])
 def test_bags_travel_in_parts(pool: Pool, kind: str) -> None:
     for difference, most in pool.run(3, in_parts.bags, kind):
@@ -78,7 +88,7 @@ def test_rows_travel_in_parts_between_hosts(pool: Pool) -> None:
         assert most > 1
 
 
-def test_parts_are_for_links_that_are_faster_so(pool: Pool) -> None:
+def test_parts_are_for_links_that_are_as_fast_so(pool: Pool) -> None:
     found = pool.run(2, in_parts.measured, 0.0)
     (network, pieces, most), other = found
     assert other == found[0]

@@ -17,6 +17,7 @@ from parallax.graph.discovery import discover
 from parallax.graph.state import aliases, leaves
 from parallax.graph.variables import analyze
 from parallax.ops.reductions import SCHEDULES, Transfer, remote_share, schedule
+from parallax.runtime.exchange.sums import in_pieces, touches
 from parallax.strategy.builders import ClusterFacts
 from parallax.strategy.choose import choose_strategy
 from parallax.strategy.timeline import Speed
@@ -36,10 +37,12 @@ WAYS: dict[str, dict[str, Any]] = {
 ORDERS = {2: (1, 0), 3: (2, 0, 1), 4: (2, 0, 3, 1)}
 
 
-def played(reduction: str, order: tuple[int, ...], elements: int) -> dict[int, list[int]]:
+def played(
+    reduction: str, order: tuple[int, ...], elements: int, piece: int = 0
+) -> dict[int, list[int]]:
     """Every worker's buffer after a sum, where worker w begins with 10^w in all elements."""
     buffers = {worker: [10**worker] * elements for worker in order}
-    left = {w: list(schedule(reduction, order, w, elements)) for w in order}
+    left = {w: list(in_pieces(schedule(reduction, order, w, elements), piece)) for w in order}
     sent: dict[tuple[int, int], list[list[int]]] = {}
     started: set[int] = set()
     while any(left.values()):
@@ -73,9 +76,9 @@ def receive(buffer: list[int], step: Transfer, values: list[int]) -> None:
 
 @pytest.mark.parametrize("reduction", SCHEDULES)
 def test_schedules_sum_everything_once(reduction: str) -> None:
-    for size, elements in itertools.product(range(2, 8), (0, 1, 5, 24)):
+    for size, elements, piece in itertools.product(range(2, 8), (0, 1, 5, 24), (0, 1, 3)):
         order = tuple(reversed(range(size)))
-        found = played(reduction, order, elements)
+        found = played(reduction, order, elements, piece)
         assert set(map(tuple, found.values())) == {(int("1" * size),) * elements}
         if elements == 24 and size in (2, 3, 4, 6):
             sent = sum(
@@ -85,6 +88,23 @@ def test_schedules_sum_everything_once(reduction: str) -> None:
                 if step.to is not None
             )
             assert sent == 2 * (size - 1) * elements
+
+
+def test_a_message_of_a_schedule_waits_for_what_it_is_made_of_alone() -> None:
+    whole = schedule("ring", (0, 1), 0, 12)
+    pieces = in_pieces(whole, 2)
+    assert [step.sent for step in pieces] == [
+        *((0, 2), (2, 4), (4, 6)),  # its own half
+        *((6, 8), (8, 10), (10, 12)),  # the other one, summed
+    ]
+    waits = {
+        (late, early)
+        for late, one in enumerate(pieces)
+        for early, before in enumerate(pieces[:late])
+        if touches(one, before)
+    }
+    assert waits == {(3, 0), (4, 1), (5, 2)}
+    assert in_pieces(whole, 0) == whole
 
 
 def test_the_order_decides_what_leaves_a_host() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -76,6 +78,35 @@ class Pending:
 
     def _lost(self, reason: str) -> PeerError:
         return lost_worker(self._worker, self._what, reason)
+
+
+class Transferring:
+    """A message between two, under way: its wait is not sliced, for threads that nobody stops."""
+
+    WHAT = "the sum of gradients"
+
+    def __init__(self, works: Sequence[Any], worker: Waiting) -> None:
+        self._works = works
+        self._worker = worker
+
+    def wait(self) -> None:
+        """Wait for it.
+
+        Raises:
+            PeerError: another worker ended or did not answer in time.
+        """
+        with told_of_peers(self._worker, self.WHAT):
+            for work in self._works:
+                work.wait()
+
+
+@contextlib.contextmanager
+def told_of_peers(worker: Waiting, what: str) -> Iterator[None]:
+    """Raises the engine's errors as those of another worker that this one waits for."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise lost_worker(worker, what, str(error)) from error
 
 
 def lost_worker(worker: Waiting, what: str, reason: str) -> PeerError:

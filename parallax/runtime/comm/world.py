@@ -25,7 +25,7 @@ from parallax.runtime.comm.background import Background
 from parallax.runtime.comm.host_exchange import HostExchange
 from parallax.runtime.comm.host_sums import HostSums
 from parallax.runtime.comm.parts import in_parts
-from parallax.runtime.comm.pending import Pending, lost_worker
+from parallax.runtime.comm.pending import Pending, Transferring, told_of_peers
 from parallax.runtime.comm.process_groups import process_group
 from parallax.runtime.comm.texts import Texts
 from parallax.runtime.comm.traffic import Traffic
@@ -176,12 +176,12 @@ class World:
 
     def transfer(
         self, sent: torch.Tensor, to: int | None, received: torch.Tensor, source: int | None
-    ) -> None:
-        """Send to one worker while receiving from another; waits for both, without a slice: for
-        threads that have nothing else to do. Counts nothing.
+    ) -> Transferring:
+        """Start to send to one worker, and to receive from another: for threads that have nothing
+        else to do than to wait for it. Counts nothing.
 
         Raises:
-            PeerError: another worker ended or did not answer in time.
+            PeerError: another worker ended.
         """
         _check(sent)
         _check(received)
@@ -191,11 +191,8 @@ class World:
             for one, part, peer in ((dist.isend, sent, to), (dist.irecv, received, source))
             if peer is not None and len(part)
         ]
-        try:
-            for work in dist.batch_isend_irecv(operations) if operations else ():
-                work.wait()
-        except RuntimeError as error:
-            raise lost_worker(self, "the sum of gradients", str(error)) from error
+        with told_of_peers(self, Transferring.WHAT):
+            return Transferring(dist.batch_isend_irecv(operations) if operations else (), self)
 
     def count(self, purpose: str, sent: Sequence[int]) -> None:
         """Note a message, and the bytes of it that go to each worker."""

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
-from parallax.ops.reductions import Part, Schedule, gathering, scattering, schedule
+from parallax.cluster.network import number_of_parts
+from parallax.ops.reductions import (
+    Part,
+    Schedule,
+    Transfer,
+    gathering,
+    scattering,
+    schedule,
+)
 from parallax.runtime.comm.background import Later
+from parallax.runtime.comm.pending import Transferring
 from parallax.runtime.comm.world import World
+
+LANES = 2
+"""How many messages of a schedule are under way at once: while what one brought is added up, the
+next one travels."""
 
 
 def sum_by(
@@ -54,12 +71,58 @@ def gather_by(
     return _start(world, buffer, gathering(order, world.rank, tuple(parts)), purpose)
 
 
+@lru_cache(maxsize=256)
+def in_pieces(steps: Schedule, elements: int) -> Schedule:
+    """The same schedule in messages of about so many elements; both ends of each cut it alike.
+
+    Args:
+        steps: what one worker does.
+        elements: of a message; 0 for those that the schedule has.
+    """
+    nothing = (0, 0)
+    return tuple(
+        Transfer(
+            step.to if sent else None,
+            sent or nothing,
+            step.source if received else None,
+            received or nothing,
+            step.adds,
+        )
+        for step in steps
+        for sent, received in itertools.zip_longest(
+            _cut(step.sent, elements), _cut(step.received, elements)
+        )
+    )
+
+
+def _cut(whole: Part, elements: int) -> list[Part]:
+    first, last = whole
+    count, parts = last - first, number_of_parts(last - first, elements)
+    edges = [first + count * number // parts for number in range(parts + 1)]
+    return list(itertools.pairwise(edges))
+
+
+def touches(one: Transfer, before: Transfer) -> bool:
+    """Whether a step has to wait for one before it: it sends what that one receives, or receives
+    where it sends or receives."""
+    return (
+        _overlap(one.sent, before.received)
+        or _overlap(one.received, before.sent)
+        or _overlap(one.received, before.received)
+    )
+
+
+def _overlap(one: Part, other: Part) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])
+
+
 def _start(world: World, buffer: torch.Tensor, steps: Schedule, purpose: str) -> Later:
     sent = [0] * world.size
     for step in steps:
         if step.to is not None:
             sent[step.to] += (step.sent[1] - step.sent[0]) * buffer.element_size()
     world.count(purpose, sent)
+    steps = in_pieces(steps, world.pieces.get("dense", 0) // buffer.element_size())
     later = Later(lambda: _run(world, buffer, steps), world.traffic.wait)
     if buffer.device.type == "cuda":
         later.run()  # on the device's stream, which goes on by itself
@@ -68,13 +131,44 @@ def _start(world: World, buffer: torch.Tensor, steps: Schedule, purpose: str) ->
 
 
 def _run(world: World, buffer: torch.Tensor, steps: Schedule) -> None:
-    """Do this worker's part of it."""
-    added = (step.received[1] - step.received[0] for step in steps if step.adds)
-    most = max(added, default=0)
-    scratch = torch.empty(most, dtype=buffer.dtype, device=buffer.device)
-    for step in steps:
-        first, last = step.received
-        came = scratch[: last - first] if step.adds else buffer[first:last]
-        world.transfer(buffer[slice(*step.sent)], step.to, came, step.source)
-        if step.adds:
-            buffer[first:last] += came
+    """Do this worker's part of it, with a few messages under way at once."""
+    most = max((_length(step.received) for step in steps if step.adds), default=0)
+    scratch = buffer.new_empty(LANES, most)
+    under_way: deque[_UnderWay] = deque()
+    for number, step in enumerate(steps):
+        while under_way and (
+            len(under_way) == LANES or any(touches(step, one.step) for one in under_way)
+        ):
+            under_way.popleft().finish(buffer)
+        place = scratch[number % LANES][: _length(step.received)]
+        came = place if step.adds else buffer[slice(*step.received)]
+        sent = buffer[slice(*step.sent)]
+        message = world.transfer(sent, step.to, came, step.source)
+        under_way.append(_UnderWay(step, message, came))
+    for one in under_way:
+        one.finish(buffer)
+
+
+def _length(part: Part) -> int:
+    return part[1] - part[0]
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """One step of a schedule.
+
+    Args:
+        step: which.
+        message: that it sends and receives.
+        came: where what it receives comes.
+    """
+
+    step: Transfer
+    message: Transferring
+    came: torch.Tensor
+
+    def finish(self, buffer: torch.Tensor) -> None:
+        """Wait for it, and add what came to the buffer if that is to be."""
+        self.message.wait()
+        if self.step.adds:
+            buffer[slice(*self.step.received)] += self.came

@@ -25,17 +25,18 @@ LARGE_BYTES = 1 << 22
 # Of a bucket that is summed in memory: it may stay in the cache.
 MEMORY_BYTES = 1 << 20
 MOST_BYTES = 1 << 28
-# A part of an exchange takes so long, and is no smaller; parts are for links that gain so much.
+# A part of an exchange takes so long, and is no smaller; parts are for links that are as fast so.
+# Where they gain nothing in one moment they may in the next: at once, two hosts get all or half.
 PIECE_SECONDS = 0.01
 LEAST_PIECE = 1 << 17
-FASTER = 1.1
+AS_FAST = 0.95
 
 
 def measure_network(world: World) -> Network:
     """Bandwidth and latency of the workers' links, the same on every worker.
 
     Takes some ten milliseconds, and as long as thirty megabytes need; all workers must call it.
-    From then on the world's large exchanges travel in parts, where those are faster.
+    From then on the world's large exchanges travel in parts, unless those are slower.
     """
     if world.size == 1:
         return Network(Level(1, float("inf"), 0.0))
@@ -131,7 +132,7 @@ def measure_level(world: World, group: str = "rows", least: float = 0.0) -> Leve
 def _in_parts(
     world: World, group: str, level: Level, exchange: Callable[[], Pending], sent: int
 ) -> Level:
-    """The level with exchanges in parts, if they are clearly faster; the world makes them so."""
+    """The level with exchanges in parts, if they are as fast; the world makes them so."""
     if world.device.type != "cpu" or world.is_in_memory(group):
         return level
     piece = max(LEAST_PIECE, round(level.bandwidth * PIECE_SECONDS))
@@ -142,7 +143,7 @@ def _in_parts(
     speed = sent / max(least - level.latency, least / 2)
     found = _told(world, f"{group} parts", (0.0, speed))
     bandwidth = statistics.median(each for _, each in found)
-    if bandwidth < FASTER * level.bandwidth:
+    if bandwidth < AS_FAST * level.bandwidth:
         del world.pieces[group]
         return level
     return replace(level, bandwidth=bandwidth, piece=piece, at_once=level.bandwidth)
