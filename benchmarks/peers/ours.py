@@ -142,7 +142,7 @@ def at_once(run: Step) -> Step:
 
     def step(*batch: Any) -> torch.Tensor:
         with (
-            mock.patch.object(probe, "FASTER", math.inf),
+            mock.patch.object(probe, "AS_FAST", math.inf),
             mock.patch.object(world, "number_of_parts", return_value=1),
         ):
             return run(*batch)
