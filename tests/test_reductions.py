@@ -120,6 +120,7 @@ def test_the_order_decides_what_leaves_a_host() -> None:
         (Network(Level(4, 80e6, 1e-3, summing=120e6)), "cpu", "ring"),
         (Network(Level(4, 80e6, 1e-3, summing=120e6)), "cuda", "auto"),
         (Network(Level(4, 80e6, 1e-3)), "cpu", "auto"),
+        (Network(Level(2, 80e6, 1e-3, summing=120e6)), "cpu", "auto"),
         (Network(Level(64, 80e6, 3e-3, summing=120e6)), "cpu", "auto"),  # as many messages in a row
         (Network(Level(4, 80e6, 1e-3, summing=120e6), memory=Level(4, 1e9, 0.0)), "cpu", "auto"),
     ],

@@ -22,7 +22,8 @@ def in_rings(
     Several senders to one receiver get less out of its link than a ring does, which has one message
     on each, but a ring of N workers takes the latency of N-1 messages in a row. So it is for large
     gradients and few workers, and not where exchanges go through memory that workers share. There
-    is one decision for all variables of a synchroniser, since these travel together.
+    is one decision for all variables of a synchroniser, since these travel together. Two workers
+    send each other the same either way, and an exchange needs no thread of our own.
 
     Args:
         strategy: of which the reductions of variables with owners are ``auto``.
@@ -31,7 +32,7 @@ def in_rings(
         sizes: of messages.
     """
     whole, chosen = network.whole, dict(strategy.variables)
-    if network.hosts == 1 and network.memory is not None:
+    if whole.workers == 2 or (network.hosts == 1 and network.memory is not None):
         return strategy
     for synchronizer in names_where(lambda one: one.sharded and "ring" in one.reductions):
         owned = [v for v in variables if chosen[v.name].synchronizer == synchronizer]
