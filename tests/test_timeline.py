@@ -134,14 +134,14 @@ def test_all_that_one_device_computes_is_in_a_timeline(option: str) -> None:
     assert 0.5 < part < 1 if option == "HYBRID" else part == pytest.approx(1, rel=0.3)
 
 
-def test_messages_take_a_crowded_processor_from_computation() -> None:
+def test_messages_take_a_processor_from_computation_where_none_is_free() -> None:
     network = Network(Level(2, 1e6, 0.1, processing=2e-7))
     items = [Started(1, "summed", ("w",)), work(2_000_000), Awaited(1)]
-    alone = predict(items, {"w": DENSE}, STRATEGY, network, SPEED)
-    assert alone.step == pytest.approx(2.0)
-    crowded = predict(items, {"w": DENSE}, STRATEGY, network, replace(SPEED, crowding=2.0), 2.0)
-    assert crowded.step == pytest.approx(2.4)
-    assert crowded.waiting == 0
+    for crowding, borrowed, step in ((1.0, 0.0, 2.0), (1.0, 1.0, 2.2), (2.0, 2.0, 2.4)):
+        speed = replace(SPEED, crowding=crowding, borrowed=borrowed)
+        found = predict(items, {"w": DENSE}, STRATEGY, network, speed, 2.0)
+        assert found.step == pytest.approx(step)
+        assert found.waiting == 0
 
 
 def test_what_computes_on_a_crowded_processor_holds_messages_up() -> None:
@@ -242,6 +242,7 @@ def test_the_speed_of_this_machine_is_sane(pool: Pool, default_dtype: torch.dtyp
     assert 1e7 < speed.bytes < 1e13
     assert 0 < speed.node < 0.1
     assert 1.0 <= speed.crowding < 1000
+    assert 0.0 <= speed.borrowed <= 2 * speed.crowding
     found = pool.run(3, measure_speed)
     assert found[1:] == found[:-1]
 

@@ -83,6 +83,8 @@ class Speed:
         crowding: seconds that pass while a processor works for one second, as all workers of the
             machine compute at once.
         alike: all workers' devices are the same, and compute the same to the last bit.
+        borrowed: seconds by which computing is delayed when messages need a processor for one
+            second, as all workers compute: nothing where processors are free for them.
         memory: as ``bytes``, of what lies in no cache, which most of an exchange's does; None where
             that was not measured, for ``bytes``.
     """
@@ -93,21 +95,13 @@ class Speed:
     crowding: float = 1.0
     alike: bool = True
     memory: float | None = None
+    borrowed: float = 0.0
 
     @property
     def progress(self) -> float:
         """What share of the time messages go on while all workers compute: as long as processors
         are free for them, all of it."""
         return 1.0 / max(self.crowding, 1.0)
-
-    @property
-    def borrowed(self) -> float:
-        """Seconds by which computing is delayed when messages need a processor for one second.
-
-        Nothing where processors are free for them, all of it times ``crowding`` where each has two
-        workers or more.
-        """
-        return self.crowding * min(self.crowding - 1.0, 1.0)
 
     def added(self, variable: Variable, choice: VariableStrategy, workers: int) -> float:
         """Seconds that a worker's step computes longer than that of one device, for a variable."""

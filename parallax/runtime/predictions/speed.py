@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import platform
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,8 @@ ELEMENTS = 1 << 19
 MANY_BYTES = 1 << 25
 """More than caches hold."""
 BUSY = 100
+HASHED_BYTES = 1 << 18
+"""At once, without the interpreter."""
 
 
 def measure_speed(world: World) -> Speed:
@@ -41,19 +45,31 @@ def measure_speed(world: World) -> Speed:
     if device.type == "cpu" and has_onednn():
         product = min(product, _seconds(lambda: onednn_product(square, square), device))
     added = _seconds(lambda: line + line, device)
+    crowding, borrowed = _crowding(world, square)
     own = Speed(
         operations=2 * SIDE**3 / max(product - node, 1e-9),
         bytes=3 * line.numel() * line.element_size() / max(added - node, 1e-9),
         node=node,
-        crowding=_crowding(world, square),
+        crowding=crowding,
+        borrowed=borrowed,
         memory=_memory(device),
     )
     texts = world.texts("speed", msgspec.json.encode(own).decode())
     found = [msgspec.json.decode(text, type=Speed) for text in texts]
-    numbers = [(x.operations, x.bytes, x.node, x.crowding, x.memory or x.bytes) for x in found]
     alike = len(set(world.texts("device", _described(device)))) == 1
-    medians = [statistics.median(one) for one in zip(*numbers, strict=True)]
-    return Speed(medians[0], medians[1], medians[2], medians[3], alike, medians[4])
+
+    def median(of: Callable[[Speed], float]) -> float:
+        return statistics.median(of(one) for one in found)
+
+    return Speed(
+        operations=median(lambda one: one.operations),
+        bytes=median(lambda one: one.bytes),
+        node=median(lambda one: one.node),
+        crowding=median(lambda one: one.crowding),
+        borrowed=median(lambda one: one.borrowed),
+        alike=alike,
+        memory=median(lambda one: one.memory or one.bytes),
+    )
 
 
 def _described(device: torch.device) -> str:
@@ -76,16 +92,51 @@ def _memory(device: torch.device) -> float:
     return 2 * MANY_BYTES / _seconds(lambda: here.copy_(there), device)
 
 
-def _crowding(world: World, square: torch.Tensor) -> float:
-    """Seconds that pass while this worker's threads compute for one, as all workers compute."""
+def _crowding(world: World, square: torch.Tensor) -> tuple[float, float]:
+    """Seconds that pass while this worker's threads compute for one, as all workers compute; and
+    by which they are delayed if another thread of each worker works for one as well."""
     if world.device.type != "cpu":
-        return 1.0
+        return 1.0, 0.0
     world.barrier("speed")
+    worked, alone = _products(square)
+    crowding = max(torch.get_num_threads() * alone / max(worked, 1e-9), 1.0)
+    world.barrier("speed beside")
+    with _Hashing() as beside:
+        _, passed = _products(square)
+    delayed = max(passed - alone, 0.0) / max(beside.worked, 1e-9)
+    return crowding, min(delayed, 2 * crowding)
+
+
+def _products(square: torch.Tensor) -> tuple[float, float]:
+    """Seconds of processors, and that pass, for some products."""
     worked, began = time.process_time(), time.perf_counter()
     for _ in range(BUSY):
         square @ square
-    worked, passed = time.process_time() - worked, time.perf_counter() - began
-    return max(torch.get_num_threads() * passed / max(worked, 1e-9), 1.0)
+    return time.process_time() - worked, time.perf_counter() - began
+
+
+class _Hashing:
+    """A thread that keeps a processor busy, as the network's do."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.worked = 0.0
+        """Seconds that it had a processor."""
+
+    def __enter__(self) -> _Hashing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        block, began = bytes(HASHED_BYTES), time.thread_time()
+        while not self._ended.is_set():
+            hashlib.sha256(block)
+        self.worked = time.thread_time() - began
 
 
 def _seconds(compute: Callable[[], object], device: torch.device) -> float:
