@@ -186,10 +186,6 @@ def test_products_of_an_exchange_are_as_fast_as_those_of_the_step() -> None:
     assert same == pytest.approx(2 * alone + SPEED.seconds(small))
     measured = predict([own, extra, small], {}, STRATEGY, network, SPEED, 2 * alone).step
     assert measured == pytest.approx(2 * alone)
-    # What an exchange reads lies in no cache.
-    cold = replace(SPEED, memory=0.5e6)
-    slower = predict([own, small], {}, STRATEGY, network, cold, 2 * alone, own).step
-    assert slower == pytest.approx(2 * alone + 5 / 0.5e6)
 
 
 def test_neighbouring_computation_is_put_together() -> None:

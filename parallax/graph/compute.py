@@ -1,7 +1,9 @@
-"""How much a graph's operations compute: matrix products and convolutions, in operations."""
+"""How much a graph's operations compute: matrix products and convolutions, in operations; and what
+others take as long as."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -11,7 +13,32 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 from torch.utils.flop_counter import flop_registry
 
-from parallax.graph.sizes import size_of
+from parallax.graph.sizes import size_of, sizes_of
+
+aten: Any = torch.ops.aten
+
+_ALIKE = {
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: (
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+}
+"""Operations without a formula of torch's, and those that have theirs."""
+_FUNCTIONS = frozenset(
+    (
+        *("exp", "log", "tanh", "sigmoid", "erf", "sin", "cos", "pow", "softplus", "mish", "elu"),
+        *("gelu", "gelu_backward", "silu", "silu_backward"),
+        *("_softmax", "_log_softmax", "logsumexp", "write_softmax"),
+    )
+)
+FUNCTION = 150
+"""A function of one number takes as long as so many operations of large products."""
+_STEPPED = frozenset(
+    f"{name}{way}" for name in ("lstm", "gru", "rnn", "onednn_lstm") for way in ("", "_backward")
+)
+STEPPED = 1.6
+"""Layers that take one step after another have products of few rows, and functions in between: so
+many times as long as large products."""
 
 
 def operations(graph: Graph) -> dict[Node, int]:
@@ -22,6 +49,28 @@ def operations(graph: Graph) -> dict[Node, int]:
     return {node: _count(node) for node in graph.nodes if computes_much(node)}
 
 
+def efforts(graph: Graph) -> dict[Node, int]:
+    """Of each node that has many, operations of large products that take as long; of what else a
+    node takes, bytes that it reads and writes tell more."""
+    found = {}
+    for node, count in operations(graph).items():
+        found[node] = round(STEPPED * count) if _name(node) in _STEPPED else count
+    for node in graph.nodes:
+        if isinstance(node.target, torch._ops.OpOverload) and _name(node) in _FUNCTIONS:
+            found[node] = FUNCTION * max(map(_elements, (node, *node.all_input_nodes)))
+    return found
+
+
+def _name(node: Node) -> str:
+    target: Any = node.target
+    return str(target.overloadpacket.__name__).removesuffix("_")
+
+
+def _elements(node: Node) -> int:
+    value = node.meta.get("val")
+    return math.prod(sizes_of(value)) if isinstance(value, torch.Tensor) else 0
+
+
 def computes_much(node: Node) -> bool:
     """Whether a node is a matrix product, a convolution or the like."""
     return _formula(node) is not None
@@ -30,7 +79,8 @@ def computes_much(node: Node) -> bool:
 def _formula(node: Node) -> Any:
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
-    return flop_registry.get(node.target.overloadpacket)
+    packet = node.target.overloadpacket
+    return flop_registry.get(_ALIKE.get(packet, packet))
 
 
 def _count(node: Node) -> int:

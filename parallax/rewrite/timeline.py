@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.compute import operations
+from parallax.graph.compute import computes_much, efforts
 from parallax.graph.operations import is_view
 from parallax.graph.sizes import sizes_of
 from parallax.graph.step_graph import StepGraph
@@ -151,7 +151,7 @@ def timeline(
     nodes = list(graph.step.graph.nodes)
     places = [node for node in nodes if node.op == "placeholder"]
     specs = {n.name: spec for n, spec in zip(places, graph.resources, strict=False)}
-    counts = operations(graph.step.graph)
+    counts = efforts(graph.step.graph)
     updates = [
         [_computed(node, 0, touched) for node in late.graph.nodes if node.op == "call_function"]
         for late in graph.late
@@ -176,7 +176,7 @@ def computation_alone(step: StepGraph, variables: Mapping[str, Variable]) -> Com
         variables: as measured in the first batch.
     """
     touched = {v.shape: v.sparsity or 0.0 for v in variables.values() if v.sparse}
-    counts = operations(step.graph)
+    counts = efforts(step.graph)
     parts = [
         _computed(node, counts.get(node, 0), touched)
         for node in step.graph.nodes
@@ -193,10 +193,10 @@ def _computed(node: Node, count: int, touched: Mapping[tuple[int, ...], float]) 
         return Computed(0, 2 * sum(_bytes(shard, touched) for shard in shards), 1)
     if not isinstance(node.target, torch._ops.OpOverload) or is_view(node):
         return Computed(0, 0, 0)
-    if count:
+    if computes_much(node):
         return Computed(count, 0, 1)
     sizes = [_bytes(value, touched) for value in (*node.all_input_nodes, node)]
-    return Computed(0, sum(sizes), 1)
+    return Computed(count, sum(sizes), 1)
 
 
 def _bytes(node: Node, touched: Mapping[tuple[int, ...], float]) -> int:

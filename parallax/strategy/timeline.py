@@ -32,7 +32,8 @@ class Computed:
     """Computation between messages.
 
     Args:
-        operations: multiplications and additions of matrix products and convolutions.
+        operations: multiplications and additions of matrix products and convolutions, and what
+            takes as long.
         bytes: read and written by all nodes.
         nodes: how many.
         added: it is work for the exchange of messages, that the step on one device has not.
@@ -78,15 +79,14 @@ class Speed:
 
     Args:
         operations: per second, in matrix products.
-        bytes: per second, read and written by element-wise operations.
+        bytes: per second, read and written by element-wise operations; of what lies in no cache,
+            as most of a step does not.
         node: seconds that any node takes at least.
         crowding: seconds that pass while a processor works for one second, as all workers of the
             machine compute at once.
         alike: all workers' devices are the same, and compute the same to the last bit.
         borrowed: seconds by which computing is delayed when messages need a processor for one
             second, as all workers compute: nothing where processors are free for them.
-        memory: as ``bytes``, of what lies in no cache, which most of an exchange's does; None where
-            that was not measured, for ``bytes``.
     """
 
     operations: float
@@ -94,7 +94,6 @@ class Speed:
     node: float
     crowding: float = 1.0
     alike: bool = True
-    memory: float | None = None
     borrowed: float = 0.0
 
     @property
@@ -118,8 +117,7 @@ class Speed:
 
     def rest(self, part: Computed) -> float:
         """Time of all but products."""
-        rate = self.memory if part.added and self.memory is not None else self.bytes
-        return part.bytes / rate + part.nodes * self.node
+        return part.bytes / self.bytes + part.nodes * self.node
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,6 @@ from parallax.strategy.timeline import Speed
 
 ROUNDS = 4
 SIDE = 384
-ELEMENTS = 1 << 19
 MANY_BYTES = 1 << 25
 """More than caches hold."""
 BUSY = 100
@@ -30,7 +29,7 @@ HASHED_BYTES = 1 << 18
 
 
 def measure_speed(world: World) -> Speed:
-    """Matrix products and element-wise additions in float32, the same on every worker.
+    """Matrix products in float32 and copies, the same on every worker.
 
     Takes some hundred milliseconds; all workers must call it, since they compute at the same time
     to see how those of one machine crowd its processors. Random numbers are not drawn.
@@ -38,21 +37,18 @@ def measure_speed(world: World) -> Speed:
     device = world.device
     # The default type may be another, and is not what most models compute in.
     square = torch.ones(SIDE, SIDE, dtype=torch.float32, device=device)
-    line = torch.ones(ELEMENTS, dtype=torch.float32, device=device)
     tiny = torch.ones(1, dtype=torch.float32, device=device)
     node = _seconds(lambda: tiny + tiny, device)
     product = _seconds(lambda: square @ square, device)
     if device.type == "cpu" and has_onednn():
         product = min(product, _seconds(lambda: onednn_product(square, square), device))
-    added = _seconds(lambda: line + line, device)
     crowding, borrowed = _crowding(world, square)
     own = Speed(
         operations=2 * SIDE**3 / max(product - node, 1e-9),
-        bytes=3 * line.numel() * line.element_size() / max(added - node, 1e-9),
+        bytes=_bytes(device),
         node=node,
         crowding=crowding,
         borrowed=borrowed,
-        memory=_memory(device),
     )
     texts = world.texts("speed", msgspec.json.encode(own).decode())
     found = [msgspec.json.decode(text, type=Speed) for text in texts]
@@ -68,7 +64,6 @@ def measure_speed(world: World) -> Speed:
         crowding=median(lambda one: one.crowding),
         borrowed=median(lambda one: one.borrowed),
         alike=alike,
-        memory=median(lambda one: one.memory or one.bytes),
     )
 
 
@@ -86,7 +81,7 @@ def _described(device: torch.device) -> str:
     )
 
 
-def _memory(device: torch.device) -> float:
+def _bytes(device: torch.device) -> float:
     """Bytes per second, read and written, by a copy of more than caches hold."""
     there, here = (torch.ones(MANY_BYTES, dtype=torch.uint8, device=device) for _ in range(2))
     return 2 * MANY_BYTES / _seconds(lambda: here.copy_(there), device)
