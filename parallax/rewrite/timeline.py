@@ -38,8 +38,10 @@ ASKING, SERVING, SENDING, RECEIVING = 60, 36, 24, 36
 # Passes over a variable that has owners: to add up gradients, to repeat values for all workers, and
 # to put those of all in their places. What goes round a ring arrives in its place.
 ADDED, PACKED, UNPACKED = 1, 2, 2
-# To sort an id takes as long as this many bytes are read and written.
+# To sort an id, and to find a row that lies anywhere in memory, takes as long as this many bytes are
+# read and written.
 SORTED = 120
+FOUND = 2000
 
 
 @dataclass
@@ -76,18 +78,20 @@ class _Reading:
         nodes: int,
         passes: int,
         sorts: int = 0,
+        finds: int = 0,
         together: bool = False,
         times: int = 1,
     ) -> None:
         """What the exchange itself computes: for each table (or for all together) so many small
-        operations, so many passes over its touched rows, and so many times its ids are sorted; all
-        of it so many times."""
+        operations, so many passes over its touched rows, so many times its ids are sorted, and
+        these rows are found; all of it so many times."""
         size = 0.0
         for table in tables:
             variable = self.variables[table.name]
             share = variable.sparsity or 0.0
             ids = max(variable.ids_per_step, share * variable.rows)
             size += passes * share * variable.bytes + sorts * SORTED * ids
+            size += finds * FOUND * share * variable.rows
         calls = 1 if together else len(tables)
         self.items.append(Computed(0, round(times * size), times * nodes * calls, added=True))
 
@@ -217,7 +221,7 @@ def _pull_rows(reading: _Reading, node: Node, spec: Any) -> None:
     times = _times(spec)
     reading.work(spec.tables, ASKING, 0, 1, times=times)
     reading.exchange("ids", names)
-    reading.work(spec.tables, SERVING, 2, 1, times=times)
+    reading.work(spec.tables, SERVING, 2, 1, 1, times=times)
     messages: Any = node.args[3]
     reading.later[node] = [tuple(names[t] for t in tables) for tables in messages]
     reading.next_rows(node)
@@ -251,7 +255,7 @@ def _pull_bags(reading: _Reading, node: Node, spec: Any) -> None:
     names = [table.name for table in spec.tables]
     reading.work(spec.tables, ASKING, 0, 1, together=True)
     reading.exchange("ids", names)
-    reading.work(spec.tables, SERVING, 2, 1, together=True)
+    reading.work(spec.tables, SERVING, 2, 1, 1, together=True)
     reading.numbers[node] = [reading.start("rows", names)]
 
 
