@@ -38,7 +38,7 @@ ASKING, SERVING, SENDING, RECEIVING = 60, 36, 24, 36
 # Passes over a variable that has owners: to add up gradients, to repeat values for all workers, and
 # to put those of all in their places. What goes round a ring arrives in its place.
 ADDED, PACKED, UNPACKED = 1, 2, 2
-# To sort an id, and to find a row that lies anywhere in memory, takes as long as this many bytes are
+# To sort an id, and to find a row that lies anywhere in memory, takes as long as so many bytes are
 # read and written.
 SORTED = 120
 FOUND = 2000
