@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from parallax.graph.compute import computes_much, efforts
 from parallax.graph.operations import is_view
@@ -156,10 +156,7 @@ def timeline(
     places = [node for node in nodes if node.op == "placeholder"]
     specs = {n.name: spec for n, spec in zip(places, graph.resources, strict=False)}
     counts = efforts(graph.step.graph)
-    updates = [
-        [_computed(node, 0, touched) for node in late.graph.nodes if node.op == "call_function"]
-        for late in graph.late
-    ]
+    updates = [_all_computed(late.graph, touched) for late in graph.late]
     reading = _Reading(specs, variables, strategy, updates)
     for node in nodes:
         if node.op != "call_function":
@@ -180,15 +177,19 @@ def computation_alone(step: StepGraph, variables: Mapping[str, Variable]) -> Com
         variables: as measured in the first batch.
     """
     touched = {v.shape: v.sparsity or 0.0 for v in variables.values() if v.sparse}
-    counts = efforts(step.graph)
-    parts = [
-        _computed(node, counts.get(node, 0), touched)
-        for node in step.graph.nodes
-        if node.op == "call_function"
-    ]
-    (whole,) = merged([Computed(0, 0, 0), *parts])
+    (whole,) = merged([Computed(0, 0, 0), *_all_computed(step.graph, touched)])
     assert isinstance(whole, Computed)
     return whole
+
+
+def _all_computed(graph: Graph, touched: Mapping[tuple[int, ...], float]) -> list[Computed]:
+    """Of a graph in which nothing is exchanged, by operation."""
+    counts = efforts(graph)
+    return [
+        _computed(node, counts.get(node, 0), touched)
+        for node in graph.nodes
+        if node.op == "call_function"
+    ]
 
 
 def _computed(node: Node, count: int, touched: Mapping[tuple[int, ...], float]) -> Computed:
