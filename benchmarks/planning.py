@@ -29,13 +29,13 @@ from torch import nn
 import parallax
 from parallax.cluster.planned import plan_cluster
 from parallax.cluster.spec import ClusterSpec, Host
-from parallax.runtime import choosing, runner
+from parallax.runtime import choosing, preparation
 from parallax.runtime.planning import PlanMade, start_planning
 
 STAGES = {
-    **dict.fromkeys(("capture", "analyze"), runner),
+    **dict.fromkeys(("capture", "analyze"), preparation),
     **dict.fromkeys(("choose_strategy", "verify"), choosing),
-    "rewrite": runner,
+    "rewrite": preparation,
 }
 """By function, the module that calls it."""
 PLANNING = ("analyze", "choose_strategy", "verify")
