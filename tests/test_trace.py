@@ -14,10 +14,10 @@ from pool import Pool
 from parallax.runtime.trace import Event, chrome_trace, shares
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_workers_record_their_steps(pool: Pool, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "strategy"), [(1, "HYBRID"), (2, "HYBRID"), (3, "rings")])
+def test_workers_record_their_steps(pool: Pool, size: int, strategy: str, tmp_path: Path) -> None:
     path = tmp_path / "new" / "trace.json"
-    results = pool.run(size, traces.record, str(path))
+    results = pool.run(size, traces.record, str(path), strategy)
     found = json.loads(path.read_text())["traceEvents"]
     for worker, result in enumerate(results):
         assert result["recorder"] is None

@@ -5,20 +5,43 @@ from __future__ import annotations
 from typing import Any
 
 import compiled_steps
+import msgspec
 
 from parallax.config import Config
 from parallax.errors import ConfigError
 from parallax.graph.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
+from parallax.strategy.builders import ClusterFacts, GraphFacts, StrategyBuilder
+from parallax.strategy.builders.zero import ZeRO
+from parallax.strategy.data import Strategy
 
 RECORDED = 3
 
 
-def record(world: World, path: str) -> dict[str, Any]:
+class Rings(ZeRO):
+    """Gradients go to their owners round a ring."""
+
+    def build(self, graph: GraphFacts, cluster: ClusterFacts) -> Strategy:
+        built = super().build(graph, cluster)
+        chosen = {
+            name: msgspec.structs.replace(one, reduction="ring")
+            if one.synchronizer == "scatter"
+            else one
+            for name, one in built.variables.items()
+        }
+        assert any(one.reduction == "ring" for one in chosen.values()) == (cluster.workers > 1)
+        return msgspec.structs.replace(built, variables=chosen)
+
+
+STRATEGIES: dict[str, str | StrategyBuilder] = {"HYBRID": "HYBRID", "rings": Rings()}
+
+
+def record(world: World, path: str, strategy: str) -> dict[str, Any]:
     """Record some steps; what the profile says then, and what else was sent meanwhile."""
     _, _, step = compiled_steps.training("adam")
-    runner = Runner(step, discover(step), Config(seed=1, compile="none"), world)
+    config = Config(strategy=STRATEGIES[strategy], seed=1, compile="none")
+    runner = Runner(step, discover(step), config, world)
     batch = compiled_steps.batches(world.size)[0]
     own = slice(world.rank * compiled_steps.LOCAL, (world.rank + 1) * compiled_steps.LOCAL)
     part = [one[own] for one in batch]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import mmap
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -55,6 +56,7 @@ class HostExchange:
         sent_counts: Sequence[int],
         received_counts: Sequence[int],
         purpose: str,
+        size: float,
     ) -> HostPending:
         """Start an exchange; all workers of the host start the same of a purpose in one order.
 
@@ -62,6 +64,7 @@ class HostExchange:
             received, sent: flat, of bytes.
             sent_counts, received_counts: bytes for, and of, each worker, one after the other.
             purpose: what it is for.
+            size: bytes that it sends to others, for traces.
 
         Raises:
             PeerError: another worker ended.
@@ -75,7 +78,8 @@ class HostExchange:
         arena.heads.copy_(torch.tensor(ends))
         arena.bytes[self._head : ends[-1]].copy_(sent[: ends[-1] - self._head])
         links.tell("sent", name, number, arena.number)
-        return HostPending(self, name, number, received, received_counts, purpose, self._worker)
+        ended = partial(self._worker.traffic.end, purpose, size, time.perf_counter())
+        return HostPending(self, name, number, received, received_counts, self._worker, ended)
 
     def _arena(self, size: int) -> _Arena:
         """Memory that nobody reads any more."""
@@ -138,16 +142,15 @@ class HostPending(Pending):
         number: int,
         received: torch.Tensor,
         counts: Sequence[int],
-        purpose: str,
         worker: Waiting,
+        ended: Callable[[], None],
     ) -> None:
         super().__init__(None, "", worker)
         self._exchange: HostExchange | None = exchange
         self._id = name, number
         self._received = received
         self._counts = counts
-        self._purpose = purpose
-        self._began = time.perf_counter()
+        self._ended = ended
 
     def wait(self) -> None:
         """Wait, and take what has come.
@@ -161,11 +164,8 @@ class HostPending(Pending):
             return
         began = time.perf_counter()
         exchange.take(*self._id, self._received, self._counts)
-        now = time.perf_counter()
-        self._worker.traffic.wait(now - began)
-        if self._worker.traffic.recorder is not None:
-            size = len(self._received)
-            self._worker.traffic.recorder.add("message", self._purpose, self._began, now, size)
+        self._worker.traffic.wait(time.perf_counter() - began)
+        self._ended()
 
     @property
     def has_arrived(self) -> bool:

@@ -223,10 +223,7 @@ class HostSums:
             self._cross(one)
         for one in sums:
             self._hear("summed", one)
-            recorder = self._traffic.recorder
-            if recorder is not None:
-                now = time.perf_counter()
-                recorder.add("message", one.purpose, one.began, now, one.bytes)
+            self._traffic.end(one.purpose, one.bytes, one.began)
 
     def _add_first(self) -> None:
         self._adding = True  # Nobody else takes what is waited for here.

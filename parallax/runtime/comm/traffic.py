@@ -39,6 +39,16 @@ class Traffic:
         if self.recorder is not None:
             self.recorder.message(purpose, count, work)
 
+    def end(self, purpose: str, count: float, began: float) -> None:
+        """Note a message of our own that ends now.
+
+        Args:
+            purpose, count: what it was for, and bytes of it that this worker sent.
+            began: when it started, by ``time.perf_counter``.
+        """
+        if self.recorder is not None:
+            self.recorder.add("message", purpose, began, time.perf_counter(), count)
+
     def add(self, purpose: str, count: float, across: float) -> None:
         with self._lock:
             self.sent[purpose] += round(count)

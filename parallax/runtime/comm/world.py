@@ -228,10 +228,11 @@ class World:
             useful = [count - rest for count, rest in zip(useful, spare, strict=True)]
             self._count("room", among, [rest * row for rest in spare])
         self._count(purpose, among, [count * row for count in useful])
+        whole = (sum(useful) - useful[among.place]) * row
         if self.is_in_memory(group) and purpose not in _RARE:
-            return self._in_memory(received, sent, received_counts, sent_counts, purpose)
+            return self._in_memory(received, sent, received_counts, sent_counts, purpose, whole)
         parts = number_of_parts(most, self.pieces.get(group, 0))
-        count = (sum(useful) - useful[among.place]) * row / parts
+        count = whole / parts
 
         def exchange(
             into: torch.Tensor, out: torch.Tensor, arrives: list[int], leaves: list[int]
@@ -263,8 +264,9 @@ class World:
         received_counts: Sequence[int],
         sent_counts: Sequence[int],
         purpose: str,
+        size: float,
     ) -> Pending:
-        """An exchange through memory that the workers of this host share."""
+        """An exchange through memory that the workers of this host share, of so many bytes."""
         assert self.host_exchange is not None
         row = math.prod(sent.shape[1:]) * sent.element_size()
         arrives, leaves = ([count * row for count in x] for x in (received_counts, sent_counts))
@@ -274,7 +276,7 @@ class World:
         into, out = (x.view(-1).view(torch.uint8) for x in (received, sent))
         start, own = sum(arrives[:place]), sum(leaves[:place])
         into[start : start + arrives[place]].copy_(out[own : own + leaves[place]])
-        return self.host_exchange.start(into, out, leaves, arrives, purpose)
+        return self.host_exchange.start(into, out, leaves, arrives, purpose, size)
 
     def _count(self, purpose: str, among: Group, sent: Sequence[int]) -> None:
         """Note what goes to each worker of a group, in bytes."""

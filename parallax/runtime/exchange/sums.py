@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,7 +124,13 @@ def _start(world: World, buffer: torch.Tensor, steps: Schedule, purpose: str) ->
             sent[step.to] += (step.sent[1] - step.sent[0]) * buffer.element_size()
     world.count(purpose, sent)
     steps = in_pieces(steps, world.pieces.get("dense", 0) // buffer.element_size())
-    later = Later(lambda: _run(world, buffer, steps), world.traffic.wait)
+
+    def run() -> None:
+        began = time.perf_counter()
+        _run(world, buffer, steps)
+        world.traffic.end(purpose, sum(sent), began)
+
+    later = Later(run, world.traffic.wait)
     if buffer.device.type == "cuda":
         later.run()  # on the device's stream, which goes on by itself
         return later
