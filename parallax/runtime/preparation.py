@@ -78,7 +78,7 @@ class Preparation:
         state: StateTable,
         resources: ResourcePool,
         control: StepControl,
-        data_sizes: Callable[[], list[str]] = list,
+        data_sizes: Callable[[], list[str]],
     ) -> None:
         """
         Args:

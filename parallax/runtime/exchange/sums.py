@@ -12,14 +12,7 @@ from functools import lru_cache
 import torch
 
 from parallax.cluster.network import number_of_parts
-from parallax.ops.reductions import (
-    Part,
-    Schedule,
-    Transfer,
-    gathering,
-    scattering,
-    schedule,
-)
+from parallax.ops.reductions import Part, Schedule, Transfer, gathering, scattering, schedule
 from parallax.runtime.comm.background import Later
 from parallax.runtime.comm.pending import Transferring
 from parallax.runtime.comm.world import World
