@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -143,6 +144,33 @@ def test_a_shape_is_timed_in_float32_whatever_the_default_type(bias: bool) -> No
         assert products.onednn_is_faster(Product(2, 3, 5, True, False, bias)) in (True, False)
     finally:
         torch.set_default_dtype(before)
+
+
+@needs_onednn
+def test_steps_of_a_layer_are_timed_as_they_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the weight brought in order once, and what each step adds: both compute the same."""
+    compared: list[list[torch.Tensor]] = []
+
+    def compare(other: Callable[[], torch.Tensor], usual: Callable[[], torch.Tensor]) -> bool:
+        compared.append([other(), usual()])
+        return True
+
+    monkeypatch.setattr(products, "is_clearly_faster", compare)
+    products.onednn_is_faster.cache_clear()
+    packed: list[int] = []
+    reorder = torch.ops.mkldnn._reorder_linear_weight
+    monkeypatch.setattr(
+        torch.ops.mkldnn, "_reorder_linear_weight", lambda w: packed.append(1) or reorder(w)
+    )
+    try:
+        for turned in (False, True):
+            assert onednn_is_faster(Product(4, 6, 8, False, turned, False, again=True))
+    finally:
+        products.onednn_is_faster.cache_clear()
+    assert len(packed) == 2
+    for other, usual in compared:
+        torch.testing.assert_close(other, usual)
+        torch.testing.assert_close(usual, torch.full((4, 8), 7.0))
 
 
 @needs_onednn

@@ -18,6 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from parallax.graph.sizes import same_shape, size_of, sizes_of
+from parallax.ops import steps
 from parallax.ops.gru import GRU, GRU_BACKWARD
 from parallax.ops.kernels import onednn_product
 from parallax.ops.recurrent import LSTM, LSTM_BACKWARD
@@ -29,16 +30,16 @@ aten: Any = torch.ops.aten
 MOST_NUMBERS = 1 << 24
 """In all matrices of a product that is timed; of a larger one a smaller likeness is."""
 
-_LAYERS: dict[Any, tuple[int, int]] = {
-    LSTM: (4, 1),
-    LSTM_BACKWARD: (7, 5),
-    GRU: (3, 1),
-    GRU_BACKWARD: (5, 4),
-    RNN: (2, 1),
-    RNN_BACKWARD: (1, 2),
+_LAYERS: dict[Any, tuple[int, int, bool]] = {
+    LSTM: (4, 1, False),
+    LSTM_BACKWARD: (7, 5, True),
+    GRU: (3, 1, False),
+    GRU_BACKWARD: (5, 4, True),
+    RNN: (2, 1, False),
+    RNN_BACKWARD: (1, 2, True),
 }
-"""By operation, which of its arguments tells the batch, [(time,) batch, hidden], and which is the
-weight of outputs."""
+"""By operation, which of its arguments tells the batch, [(time,) batch, hidden], which is the
+weight of outputs, and whether it multiplies with that as it is, not transposed."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class Product:
     step: int = 0
     """Numbers from one row (or column, if it is turned) of the left factor to the next, where that
     is a part of a wider matrix."""
+    again: bool = False
+    """With the same right factor again and again, as in steps of a recurrent layer: oneDNN brings
+    it in order once. Another matrix is added."""
 
     def likeness(self) -> Product:
         """The product itself, or one small enough to be timed: its longest sides are halved."""
@@ -114,14 +118,18 @@ def use_faster_products(graph: Graph, is_faster: Callable[[Product], bool] | Non
 
 def _in_layer(layer: Node, is_faster: Callable[[Product], bool]) -> bool:
     """Let the steps of a recurrent layer compute their products in oneDNN if that is faster."""
-    told, weight = (layer.args[place] for place in _LAYERS[layer.target])
+    *places, backward = _LAYERS[layer.target]
+    told, weight = (layer.args[place] for place in places)
     assert isinstance(told, Node)
     assert isinstance(weight, Node)
     state, matrix = told.meta.get("val"), weight.meta.get("val")
     if not is_plain(state) or not is_plain(matrix):
         return False
     columns, inner = sizes_of(matrix)
-    if not is_faster(Product(sizes_of(state)[-2], inner, columns, False, True, True)):
+    if backward:
+        columns, inner = inner, columns
+    rows = sizes_of(state)[-2]
+    if not is_faster(Product(rows, inner, columns, False, not backward, False, again=True)):
         return False
     layer.kwargs = {**layer.kwargs, "onednn": True}
     return True
@@ -186,16 +194,16 @@ def onednn_is_faster(product: Product) -> bool:
     product = product.likeness()
     left = _matrix(product.rows, product.inner, product.left_turned, product.step)
     right = _matrix(product.inner, product.columns, product.right_turned)
-    bias = _matrix(1, product.columns, False)[0] if product.bias else None
-
-    def blas() -> torch.Tensor:
-        return torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
-
-    def onednn() -> torch.Tensor:
-        return onednn_product(left, right.t(), bias)
-
     with torch.no_grad():
-        return is_clearly_faster(onednn, blas)
+        if product.again:
+            added = _matrix(product.rows, product.columns, False)
+            packed, usual = (steps.product(right.t(), onednn) for onednn in (True, False))
+            return is_clearly_faster(lambda: packed(left, added), lambda: usual(left, added))
+        bias = _matrix(1, product.columns, False)[0] if product.bias else None
+        return is_clearly_faster(
+            lambda: onednn_product(left, right.t(), bias),
+            lambda: torch.mm(left, right) if bias is None else torch.addmm(bias, left, right),
+        )
 
 
 def _matrix(rows: int, columns: int, turned: bool, step: int = 0) -> torch.Tensor:
