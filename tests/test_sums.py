@@ -25,6 +25,14 @@ def _decay(model: nn.Module) -> torch.Tensor:
     return 0.01 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
 
 
+def _slope(model: nn.Module, x: torch.Tensor, whole: bool) -> torch.Tensor:
+    """A penalty for the slope of scores by their inputs, as GANs have it."""
+    x = x.detach().requires_grad_()
+    (slope,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    squares = slope.square().sum((1, 2))
+    return squares.sum() if whole else squares.mean()
+
+
 SUMS: dict[str, Loss] = {
     "sum": lambda m, x, y: m(x).square().sum(),
     "of classes": lambda m, x, y: _flat(m(x), y, "sum"),
@@ -36,6 +44,7 @@ SUMS: dict[str, Loss] = {
         m(x), torch.ones(ROWS, LENGTH, CLASSES), reduction="sum"
     ),
     "beside others": lambda m, x, y: -0.5 * m(x).sum() + m(x).mean() + _decay(m),
+    "of slopes": lambda m, x, y: _slope(m, x, whole=True),
     "of one element": lambda m, x, y: m(x).square().sum().reshape(1) + _decay(m),
 }
 MEANS: dict[str, Loss] = {
@@ -46,6 +55,7 @@ MEANS: dict[str, Loss] = {
     "of sums of rows": lambda m, x, y: m(x).square().sum((1, 2)).mean(),
     "with decay": lambda m, x, y: m(x).mean() + _decay(m),
     "over the batch first": lambda m, x, y: m(x).mean(0).sum(),
+    "of slopes of a sum": lambda m, x, y: m(x).mean() + 5 * _slope(m, x, whole=False),
     "by a count": lambda m, x, y: _flat(m(x), y, "sum") / (y > 0).sum(),
 }
 

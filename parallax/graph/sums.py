@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from parallax.errors import SourceLine
-from parallax.graph.loss_terms import REDUCTIONS, SUM, backward_passes, from_batch, terms
+from parallax.graph.loss_terms import REDUCTIONS, SUM, from_batch, losses, terms
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.user_code import line_of
 
@@ -43,7 +43,7 @@ def _sum_over_batch(step: StepGraph, rows: int) -> SourceLine | None:
         return abs(factor) >= _LEAST_SHARE and abs(factor) * rows != 1
 
     batch = from_batch(step)
-    for _, loss in backward_passes(step.graph):
+    for loss, _ in losses(step.graph):
         for term, _ in terms(loss, is_no_mean):
             if term in batch and _adds_up(term, rows):
                 return line_of(term)
