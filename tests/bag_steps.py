@@ -380,3 +380,46 @@ def _bags(
 def _offsets(sizes: list[int], last: bool) -> torch.Tensor:
     ends = torch.tensor([0, *sizes]).cumsum(0)
     return ends if last else ends[:-1]
+
+
+def weighted(world: World, sparse: bool, dtype: torch.dtype) -> tuple[dict[str, str], float]:
+    """Bags whose ids have weights that are learned, and some that the batch has: how tables are
+    synchronised, and the largest difference from one device."""
+
+    def build() -> tuple[nn.ModuleDict, Callable[..., torch.Tensor]]:
+        torch.manual_seed(6)
+        tables = nn.ModuleDict(
+            {
+                "own": nn.EmbeddingBag(90, WIDTH, mode="sum", sparse=sparse),
+                "given": nn.EmbeddingBag(90, WIDTH, mode="sum", sparse=sparse),
+                "weights": nn.Embedding(90, 1, sparse=sparse),
+            }
+        ).to(dtype)
+        optimizer = torch.optim.Adagrad(tables.parameters(), 0.1)
+
+        def step(ids: torch.Tensor, starts: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            learned = tables["weights"](ids).flatten().exp()
+            sums = tables["own"](ids, starts, learned) + tables["given"](ids, starts, given)
+            loss = sums.square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return tables, step
+
+    alone, one_device = build()
+    _, step = build()
+    runner = Runner(step, discover(step), Config(workers=1, seed=1), world)
+    generator = torch.Generator().manual_seed(7)
+    for _ in range(3):
+        ids = torch.randint(90, (world.size, 7), generator=generator)
+        given = torch.rand(world.size, 7, generator=generator).to(dtype)
+        starts = torch.tensor([0, 3, 3])
+        runner.run(ids[world.rank], starts, given[world.rank])
+        one_device(
+            ids.flatten(), torch.cat([7 * n + starts for n in range(world.size)]), given.flatten()
+        )
+    found = runner.state_dict()["tables"]
+    worst = max(float((found[n] - p).abs().max()) for n, p in alone.state_dict().items())
+    return {row.variable.name: row.choice.synchronizer for row in runner.plan.rows}, worst

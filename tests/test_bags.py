@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bag_steps
 import pytest
+import torch
 from pool import Pool
 
 OPTIMIZERS = [*bag_steps.OPTIMIZERS, "lazy"]
@@ -80,3 +81,15 @@ def test_a_table_that_is_nearly_all_touched_is_summed_whole(pool: Pool) -> None:
     for chosen, difference in pool.run(3, bag_steps.hot_table):
         assert chosen == {"hot.weight": "allreduce", "cold.weight": "rows"}
         assert difference <= 1e-10
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(("dtype", "close"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
+def test_weights_of_ids_that_are_learned(
+    pool: Pool, sparse: bool, dtype: torch.dtype, close: float
+) -> None:
+    """Their gradients read the table again, by the same ids; of float32, torch describes sparse
+    gradients of weighted bags as empty."""
+    for chosen, difference in pool.run(2, bag_steps.weighted, sparse, dtype):
+        assert chosen == dict.fromkeys(["own.weight", "given.weight", "weights.weight"], "rows")
+        assert difference <= close

@@ -59,6 +59,8 @@ def measure(
             ids: list[torch.Tensor] = []
             bags = 0
             for lookup in found:
+                if lookup.is_again:
+                    continue
                 needed = [lookup.ids]
                 if lookup.bag:
                     assert isinstance(lookup.node.args[2], Node)

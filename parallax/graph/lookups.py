@@ -12,14 +12,19 @@ from parallax.graph.sizes import same_shape
 
 aten: Any = torch.ops.aten
 
+_OF_WEIGHTS = aten._embedding_bag_per_sample_weights_backward.default
+"""Reads the rows of bags once more, for the gradients of what they were weighted by."""
 _IDS_ARGUMENT = {
     aten.embedding.default: 1,
     aten._embedding_bag.default: 1,
     aten._embedding_bag_forward_only.default: 1,
+    _OF_WEIGHTS: 2,
     aten.index_select.default: 2,
     aten.gather.default: 2,
     aten.index.Tensor: 1,
 }
+_TABLE_ARGUMENT = {_OF_WEIGHTS: 1}
+"""Where it is not the first."""
 WRAPPING = {aten.index.Tensor}
 """Lookups in which negative ids count from the end."""
 _INTEGERS = (torch.int64, torch.int32)
@@ -93,13 +98,19 @@ class Lookup:
 
     @property
     def bag(self) -> bool:
+        """Whether it sums, or otherwise takes together, the rows of several ids."""
         return "embedding_bag" in str(self.node.target)
+
+    @property
+    def is_again(self) -> bool:
+        """Whether it reads, for a gradient, what another lookup has read."""
+        return self.node.target is _OF_WEIGHTS
 
 
 def lookup_of(node: Node, table: Node, variable: str) -> Lookup | None:
     """``node`` as a lookup of ``table``, or None if it reads it in another way."""
     position = _IDS_ARGUMENT.get(node.target)
-    if position is None or node.args[0] is not table:
+    if position is None or node.args[_TABLE_ARGUMENT.get(node.target, 0)] is not table:
         return None
     if node.target in (aten.index_select.default, aten.gather.default) and node.args[1] != 0:
         return None
@@ -119,12 +130,15 @@ def lookup_of(node: Node, table: Node, variable: str) -> Lookup | None:
 
 def _is_special_bag(node: Node) -> bool:
     """A bag that leaves out a padding row, or takes maxima and remembers which ids they are."""
-    padded = len(node.args) > 8 and node.args[8] != -1
-    return bool(padded or (len(node.args) > 4 and node.args[4] == 2))
+    mode, padding = (5, 6) if node.target is _OF_WEIGHTS else (4, 8)
+    padded = len(node.args) > padding and node.args[padding] != -1
+    return bool(padded or (len(node.args) > mode and node.args[mode] == 2))
 
 
 def is_plain_bag(node: Node) -> bool:
     """Whether a lookup sums or averages bags, without weights of the rows."""
+    if node.target is _OF_WEIGHTS:
+        return False
     weights = node.args[6] if len(node.args) > 6 else None
     return "embedding_bag" in str(node.target) and weights is None and not _is_special_bag(node)
 
@@ -141,7 +155,7 @@ def bag_of(term: Node) -> Node | None:
 def with_rows(lookup: Lookup, rows: Node, positions: Node) -> tuple[Any, ...]:
     """The arguments of a lookup that reads ``rows`` (unique) at ``positions`` instead."""
     args = list(lookup.node.args)
-    args[0] = rows
+    args[_TABLE_ARGUMENT.get(lookup.node.target, 0)] = rows
     index = _IDS_ARGUMENT[lookup.node.target]
     args[index] = [positions] if lookup.node.target is aten.index.Tensor else positions
     if lookup.node.target is aten.embedding.default and len(args) > 2:

@@ -61,10 +61,10 @@ __all__ = [
 class _CaptureMode(FakeTensorMode):
     """Adds what torch cannot describe.
 
-    Rows added to, or read from, a dense tensor by COO ids; CTC's loss, whose backward pass is
-    handed a tensor that the longest target gives its size, here as long as one can be; BatchNorm of
-    one row or none, which is normalised with the rows of other workers. Says of results how they
-    are laid out, where torch is mistaken.
+    Rows added to, or read from, a dense tensor by COO ids; sparse gradients of bags; CTC's loss,
+    whose backward pass is handed a tensor that the longest target gives its size, here as long as
+    one can be; BatchNorm of one row or none, which is normalised with the rows of other workers.
+    Says of results how they are laid out, where torch is mistaken.
     """
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,6 +78,12 @@ class _CaptureMode(FakeTensorMode):
             steps, batch = scores.shape[:2]
             return scores.new_empty(batch), scores.new_empty(
                 (batch, steps, 2 * targets.shape[-1] + 1)
+            )
+        if func is torch.ops.aten._embedding_bag_backward.default and args[9]:
+            gradient, ids, features = args[0], args[1], args[0].shape[1]
+            values = gradient.new_empty((ids.shape[0], features))  # none, to torch, of weighted ids
+            return torch.sparse_coo_tensor(
+                ids.unsqueeze(0), values, (args[6], features), check_invariants=False
             )
         if func in _MEANS_BACKWARD and _has_no_elements(args[1]):
             return args[1].new_empty(args[1].shape)  # torch's description divides by their number

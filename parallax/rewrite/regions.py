@@ -45,6 +45,7 @@ _LIBRARY = {
     aten._embedding_bag_forward_only.default,
     aten._embedding_bag_dense_backward.default,
     aten._embedding_bag_backward.default,
+    aten._embedding_bag_per_sample_weights_backward.default,
 }
 # Results whose sizes do not follow from that of their first input.
 _OWN_SIZE = {
