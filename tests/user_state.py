@@ -312,3 +312,34 @@ def thawing(rows: int) -> Built:
         return torch.randint(20, (rows,)), torch.randint(3, (rows,))
 
     return models, step, [batch() for _ in range(STEPS)]
+
+
+class _Meter:
+    """As scripts beside papers have it; what the step sets, it need not read."""
+
+    def __init__(self) -> None:
+        self.value = self.average = self.total = 0.0
+        self.count = 0
+        self.last: float | None = None
+
+    def update(self, value: float, rows: int) -> None:
+        self.value = self.last = value
+        self.total += value * rows
+        self.count += rows
+        self.average = self.total / self.count
+
+
+@case
+def meters(rows: int) -> Built:
+    model, meter = mlp(4, 3), _Meter()
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        meter.update(loss.item(), len(x))
+        return loss
+
+    return [model], step, classes(rows)

@@ -45,7 +45,7 @@ def check_agreement(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
         left = {
             outside[output.name]
             for output, value in _outputs(step)
-            if output.kind == "outside" and value in local
+            if output.name in outside and output.kind == "outside" and value in local
         } - given
         if not left:
             break

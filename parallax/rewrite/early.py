@@ -12,15 +12,23 @@ from parallax.graph.operations import ancestors, must_stay, written_inputs
 from parallax.rewrite.context import Rewriting
 
 
-def known_early(work: Rewriting, ids: Sequence[Node], first: Node) -> Node:
+def known_early(
+    work: Rewriting, ids: Sequence[Node], first: Node, read: Sequence[Node] = ()
+) -> Node:
     """Compute ``ids`` before the first operation of weight if they do not depend on it.
+
+    Args:
+        ids: what is to be known.
+        first: where it is needed.
+        read: tables that are read when the ids are known, as they are then: no write to them is
+            gone past.
 
     Returns:
         The node in front of which they are known: that operation, or the lookup ``first``.
     """
     order = work.order()
     needed = ancestors(ids)
-    memories = {memory_of(node) for node in needed}
+    memories = {memory_of(node) for node in (*needed, *read)}
     heavy = next((node for node in order if computes_much(node)), first)
     between = [node for node in order if order[heavy] <= order[node] < order[first]]
     if between and not any(

@@ -81,9 +81,9 @@ def _fetch(work: Rewriting, group: _Group) -> None:
     pairs = [[lookup.ids, _offsets(lookup)] for lookup in group.lookups]
     first = group.lookups[0].node
     inputs = [node for pair in pairs for node in pair if isinstance(node, Node)]
-    start = known_early(work, inputs, first)
+    shards = [table for name in group.tables if (table := work.step.placeholder(name)) is not None]
+    start = known_early(work, inputs, first, shards)
     with work.graph.inserting_before(start):
-        shards = [work.step.placeholder(name) for name in group.tables]
         group.handle = work.call(pull_bags, group.resource, pairs, shards)
     with work.graph.inserting_before(first):
         pulled = work.call(pulled_bags, group.resource, group.handle)

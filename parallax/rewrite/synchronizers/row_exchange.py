@@ -97,10 +97,11 @@ def _fetch(work: Rewriting, group: _Group) -> None:
         list(dict.fromkeys(lk.ids for lk in group.lookups if lk.variable == name))
         for name in group.tables
     ]
-    start = known_early(work, [node for nodes in ids for node in nodes], group.lookups[0].node)
+    shards = [table for name in group.tables if (table := work.step.placeholder(name)) is not None]
+    every = [node for nodes in ids for node in nodes]
+    start = known_early(work, every, group.lookups[0].node, shards if group.sharded else ())
     with work.graph.inserting_before(start):
         if group.sharded:
-            shards = [work.step.placeholder(name) for name in group.tables]
             messages = _messages(work, group)
             fetched = work.call(pull_rows, group.resource, ids, shards, messages)
         else:
