@@ -12,6 +12,7 @@ from torch import nn
 from parallax.graph.capture import capture
 from parallax.graph.discovery import discover
 from parallax.graph.sums import note_sums
+from parallax.graph.totals import Batches, means_of_items, totals
 
 ROWS, LENGTH, CLASSES = 6, 3, 4
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -89,3 +90,26 @@ def test_sums_are_noted_with_their_line(name: str) -> None:
 @pytest.mark.parametrize("name", MEANS)
 def test_means_are_not(name: str) -> None:
     assert not notes(MEANS[name])
+
+
+@pytest.mark.parametrize("by_rows", [True, False])
+def test_means_of_items_have_a_line(by_rows: bool) -> None:
+    """They stay their items' own, and would be sums over workers if another dimension were the
+    batch's rows."""
+    model = nn.Linear(5, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        scores, labels = (x, y) if by_rows else (x.transpose(0, 1), y.t())
+        several = zip(model(scores), labels, strict=True)
+        loss = torch.stack([F.cross_entropy(*one, ignore_index=0) for one in several]).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batch = torch.randn(ROWS, LENGTH, 5), torch.randint(CLASSES, (ROWS, LENGTH))
+    graph = capture(step, discover(step), batch, {})
+    where = means_of_items(graph, ["weight", "bias"])
+    assert ("test_sums.py" in str(where)) is by_rows
+    assert bool(totals(graph, ["weight", "bias"], Batches(leave_out=True))) is not by_rows

@@ -11,6 +11,7 @@ from torch.fx import Node
 
 from parallax.graph.loss_terms import REDUCTIONS, from_batch
 from parallax.graph.operations import is_random, is_view
+from parallax.graph.sizes import same_shape
 from parallax.graph.step_graph import StepGraph
 
 aten: Any = torch.ops.aten
@@ -37,11 +38,18 @@ class BatchElements:
     Args:
         step: as it was captured.
         parameters: the placeholders of all parameters, and of what the step changes.
+        by_item: tell apart what belongs to one item of the batch.
     """
 
-    def __init__(self, step: StepGraph, parameters: Collection[Node]) -> None:
+    def __init__(
+        self, step: StepGraph, parameters: Collection[Node], by_item: bool = True
+    ) -> None:
         self.batch = from_batch(step)
         """What follows from the batch, and maybe from parameters as well."""
+        inputs = zip(step.own_placeholders(), step.inputs, strict=True)
+        given = [node.meta.get("val") for node, item in inputs if item.kind == "batch"]
+        self._given = [value for value in given if isinstance(value, torch.Tensor) and value.dim()]
+        self._by_item = by_item
         self._other = set(parameters)
         for node in step.graph.nodes:
             if is_random(node) or any(one in self._other for one in node.all_input_nodes):
@@ -58,10 +66,39 @@ class BatchElements:
     def adds_up(self, node: Node) -> bool:
         """Whether each element of a tensor follows from the same place of the batch alone, so that
         sums over workers' batches are the sum over all of them in one."""
-        return all(
+        return not self.is_of_item(node) and all(
             one.op == "placeholder" or one not in self.batch or _is_alike(one)
             for one in elements(node)
         )
+
+    def is_of_item(self, node: Any) -> bool:
+        """Whether a tensor has elements of one item of the batch, such as an image: what is taken
+        by its place along the first dimension. A number of these says nothing of other workers'
+        items, and a mean over them counts as much as that of any other item."""
+        return self._by_item and any(self._takes_item(one, node) for one in elements(node))
+
+    def _takes_item(self, node: Node, whole: Node) -> bool:
+        source, place = _taken(node)
+        if source is None or place != 0:
+            return False
+        count = source.meta["val"].shape[0]
+        if all(same_shape(value.shape[:1], (count,)) for value in self._given):
+            return True
+        # Or the batch has a list of tensors, one for each item.
+        return any(
+            one in self.batch and self._is_of_list(one, count)
+            for one in elements(whole)
+            if one.op == "placeholder"
+        )
+
+    def _is_of_list(self, node: Node, count: int | torch.SymInt) -> bool:
+        own: Any = node.meta["val"]
+        alike = [
+            value
+            for value in self._given
+            if value.dtype is own.dtype and same_shape(value.shape[1:], own.shape[1:])
+        ]
+        return isinstance(count, int) and len(alike) >= count > 1
 
 
 def elements(node: Any) -> Iterator[Node]:
@@ -78,6 +115,18 @@ def elements(node: Any) -> Iterator[Node]:
             queue += one.all_input_nodes
         elif one.target in REDUCTIONS:  # not reduced: an element for each label
             queue += one.args[:2]
+
+
+def _taken(node: Node) -> tuple[Node | None, int]:
+    """Of what takes one place of a dimension: from which tensor, and which dimension."""
+    arguments: Any = node.args
+    if node.target is operator.getitem:
+        node, arguments = arguments[0], arguments[0].args
+        if node.target is not aten.unbind.int:
+            return None, 0
+    elif node.target is not aten.select.int:
+        return None, 0
+    return arguments[0], arguments[1] if len(arguments) > 1 else 0
 
 
 def _is_size(node: Node) -> bool:

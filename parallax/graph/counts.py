@@ -151,7 +151,7 @@ class _Search:
         ):
             return False
         source: Any = term.args[0]
-        if source not in self._of_batch.batch:
+        if source not in self._of_batch.batch or self._of_batch.is_of_item(source):
             return False
         if term.target not in _QUOTIENTS:
             return bool(term.meta["val"].dim() == 0)

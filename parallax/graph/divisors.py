@@ -184,6 +184,8 @@ class _Search:
         labels, weight = loss.args[1:3]
         if reduction(loss) != MEAN or not self._found.is_of_batch(labels):
             return None
+        if self._found.is_of_item(labels):
+            return None
         if self._found.is_of_other(weight):
             return None
         value = next((user for user in loss.users if user.args[1] == 1), None)

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
+from parallax.errors import SourceLine
 from parallax.graph.aliases import memory_of
 from parallax.graph.batch_elements import BatchElements
 from parallax.graph.counts import Count, counts
 from parallax.graph.divisors import Divisor, divisors, is_plain
 from parallax.graph.operations import written_inputs
 from parallax.graph.step_graph import StepGraph
+from parallax.graph.user_code import line_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,19 @@ def totals(step: StepGraph, variables: Collection[str], batches: Batches) -> lis
     plain = batches.leave_out or not batches.by_rows
     sums = [one for one in divisors(step, of_batch) if plain or not is_plain(one)]
     return [*sums, *counts(step, of_batch, batches.by_rows)]
+
+
+def means_of_items(step: StepGraph, variables: Collection[str]) -> SourceLine | None:
+    """Where a loss takes a mean over some of one row of the batch, such as the boxes of an image.
+
+    It stays one; were the first dimension of the batch time, workers would have to add up.
+    """
+    changing = _changing(step, variables)
+    found, wider = (
+        {one.value for one in divisors(step, BatchElements(step, changing, by_item))}
+        for by_item in (True, False)
+    )
+    return next((line_of(node) for node in step.graph.nodes if node in wider - found), None)
 
 
 def _changing(step: StepGraph, variables: Collection[str]) -> set[Node]:

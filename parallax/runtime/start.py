@@ -29,7 +29,7 @@ from parallax.graph.discovery import StepObjects
 from parallax.graph.divisors import leaves_out_labels
 from parallax.graph.draws import Streams
 from parallax.graph.state import Leaf
-from parallax.graph.totals import Batches, totals
+from parallax.graph.totals import Batches, means_of_items, totals
 from parallax.graph.variables import Analysis
 from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import Pass
@@ -162,6 +162,12 @@ def agree_on_batches(
         bool(totals(analysis.step, analysis.variables, Batches(by_rows, plain)))
         for plain in (True, False)
     )
+    if by_rows and (where := means_of_items(analysis.step, analysis.variables)) is not None:
+        logger.info(
+            "means over some of one row of the batch are that row's own, and rows count alike "
+            "(%s); bring the rows of the batch to the first dimension if that is another one",
+            where,
+        )
     decides = analysis.step.decides_by_batch
     told = world.texts("batches", f"{leaves_out} {alike} {other} {decides}")
     leave_out, alike, other, decide = map(any, zip(*map(_truths, told), strict=True))
