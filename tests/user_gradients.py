@@ -511,9 +511,7 @@ def labels_left_out_of_items(rows: int) -> Built:
 
 @case
 def selections_of_items(rows: int) -> Built:
-    return _of_items(
-        rows, lambda scores, labels, kept: F.cross_entropy(scores[kept], labels[kept])
-    )
+    return _of_items(rows, lambda scores, labels, kept: F.cross_entropy(scores[kept], labels[kept]))
 
 
 @case

@@ -41,9 +41,7 @@ class BatchElements:
         by_item: tell apart what belongs to one item of the batch.
     """
 
-    def __init__(
-        self, step: StepGraph, parameters: Collection[Node], by_item: bool = True
-    ) -> None:
+    def __init__(self, step: StepGraph, parameters: Collection[Node], by_item: bool = True) -> None:
         self.batch = from_batch(step)
         """What follows from the batch, and maybe from parameters as well."""
         inputs = zip(step.own_placeholders(), step.inputs, strict=True)
