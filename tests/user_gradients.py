@@ -531,3 +531,44 @@ def boxes_of_images(rows: int) -> Built:
 
     counts = torch.randint(1, 4, (STEPS, rows)).tolist()
     return [model], step, [(numbers(rows, 6), [numbers(n, 4) for n in own]) for own in counts]
+
+
+@case
+def some_rows_of_a_table(rows: int) -> Built:
+    """Only some words are trained: a tensor with one number for each masks their gradient."""
+    model = nn.Sequential(nn.Embedding(40, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    mask = (torch.arange(40) > 20).double()[:, None]
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+
+    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(ids), labels)
+        loss.backward()
+        gradient: Any = model[0].weight.grad
+        gradient *= mask
+        optimizer.step()
+        return loss
+
+    data = [(torch.randint(40, (rows,)), torch.randint(3, (rows,))) for _ in range(STEPS)]
+    return [model], step, data
+
+
+@case
+def checked_means_of_some(rows: int) -> Built:
+    """Workers tell each other what their means are over, and whether a check failed."""
+    model = mlp(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels, ignore_index=2)
+        assert loss.isfinite()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        # A label that counts for each worker.
+        return numbers(rows, 4), torch.randint(3, (rows,)) * (torch.arange(rows) % 3 > 0)
+
+    return [model], step, [batch() for _ in range(STEPS)]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -22,6 +23,8 @@ from parallax.ops.factors import update_by_product
 from parallax.ops.resources import update_in_blocks
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.touched_rows import ignores_zeros, keeps_zero, spread_where_needed
+
+aten: Any = torch.ops.aten
 
 
 def can_update_in_blocks(work: Rewriting, name: str, marks: list[Node]) -> bool:
@@ -143,6 +146,11 @@ def _outline(
     count = work.own_rows(name)
     for node in zeros[1:]:
         ids = spread_where_needed(work, node, set(zeros), ids, count)
+        for source in node.all_input_nodes:
+            if source in component.members and source not in zeros:
+                with work.graph.inserting_before(node):  # a value for each row, such as a mask
+                    rows = work.call(aten.index_select.default, source, 0, ids)
+                node.replace_input_with(source, rows)
     inside = set(full)
     sources = dict.fromkeys(s for node in full for s in node.all_input_nodes if s not in inside)
     gradients = [node for node in sources if node in zeros]

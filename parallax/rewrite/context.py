@@ -201,7 +201,7 @@ def updates_of(analysis: Analysis) -> set[Node]:
     }
     base = {
         node: node
-        for item, node in zip(step.inputs, step.placeholders(), strict=True)
+        for item, node in zip(step.inputs, step.own_placeholders(), strict=True)
         if item.name in followed
     }
     found = set()

@@ -113,7 +113,7 @@ def cut(
 
 def _same_memory(step: StepGraph) -> dict[Node, Node]:
     """Inputs that are part of another: a worker's rows of a variable that it holds whole."""
-    inputs = zip(step.inputs, step.placeholders()[-len(step.inputs) :], strict=True)
+    inputs = zip(step.inputs, step.own_placeholders(), strict=True)
     return {
         node: whole
         for item, node in (inputs if step.inputs else ())
@@ -123,7 +123,7 @@ def _same_memory(step: StepGraph) -> dict[Node, Node]:
 
 def _state(step: StepGraph, same_memory: dict[Node, Node]) -> dict[Node, Node]:
     """By input that is part of the run's state, the memory that it is part of."""
-    inputs = zip(step.inputs, step.placeholders()[-len(step.inputs) :], strict=True)
+    inputs = zip(step.inputs, step.own_placeholders(), strict=True)
     return {
         node: same_memory.get(node, node)
         for item, node in (inputs if step.inputs else ())

@@ -22,7 +22,7 @@ def check_row_ids(work: Rewriting) -> None:
     step = work.step
     tables: list[tuple[str, int, bool]] = []
     readers: dict[Node, dict[int, None]] = {}
-    placeholders = step.placeholders()[len(work.resource_nodes) :]
+    placeholders = step.own_placeholders()
     for item, node in zip(step.inputs, placeholders, strict=True):
         value = node.meta.get("val")
         if item.kind != "state" or value is None or value.dim() == 0:
