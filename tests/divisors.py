@@ -125,6 +125,31 @@ PACKED: dict[str, Packed] = {
 }
 """Losses of batches that have no number of rows: words of sequences, one after the other."""
 
+
+def _weighted(net: Net, x: torch.Tensor, y: torch.Tensor, mean: Loss) -> torch.Tensor:
+    """Two tasks with weights that are learned, of which one is a mean over some of the batch."""
+    scores = net(x)
+    first, second = net.out.bias[:2].unbind()
+    return (
+        torch.exp(-first) * mean(scores, y)
+        + first
+        + 0.5 * torch.exp(-second) * scores.square().mean()
+        + second
+    )
+
+
+WEIGHTED: dict[str, Loss] = {
+    "labels left out": ALIKE["labels left out"],
+    "mask": ALIKE["mask"],
+    "one over": ALIKE["one over"],
+    "means": ALIKE["means"],
+    "half of a mask and a bound": lambda s, y: 0.5 * ALIKE["mask and a bound"](s, y),
+    "mean of selected": SELECTED["mean of selected"],
+    "squares": SELECTED["squares"],
+    "logits": SELECTED["logits"],
+}
+"""Means over some of the batch that a learned number multiplies."""
+
 OTHERS: dict[str, Loss] = {
     "no sum above": lambda s, y: s.square().mean() / (y != PAD).sum(),
     "a mean of other things": lambda s, y: s.square().sum() / (y.unique() != PAD).sum(),
@@ -207,6 +232,15 @@ def train(
     loss = {**ALIKE, **SELECTED, **OTHERS}[name]
     batches = data(division, seed=5)
     return _train(world, lambda net, x, y: loss(net(x), y), batches, settings)
+
+
+def train_weighted(world: World, name: str, division: Sequence[Sequence[int]]) -> tuple[float, int]:
+    """As :func:`train`, with learned weights of two tasks."""
+
+    def loss(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _weighted(net, x, y, WEIGHTED[name])
+
+    return _train(world, loss, data(division, seed=5), {})
 
 
 def train_packed(

@@ -34,6 +34,17 @@ def test_means_over_selections(pool: Pool, name: str) -> None:
         assert sent == TOTALS * len(division)
 
 
+@pytest.mark.parametrize("name", divisors.WEIGHTED)
+def test_means_with_learned_weights(pool: Pool, name: str) -> None:
+    """Their gradients are of means, too, so these have to be those of all batches."""
+    division = [counts[:2] for counts in DIVISION]
+    # One over an integer is float32.
+    rounding = 1e-6 if name == "one over" else ROUNDING
+    for far, sent in pool.run(2, divisors.train_weighted, name, division):
+        assert far < rounding
+        assert sent == TOTALS * len(division)
+
+
 LENGTHS = [
     [[3, 4], [5, 2], [1, 4]],
     [[6], [2, 3, 3], [4]],

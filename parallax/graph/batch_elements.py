@@ -48,14 +48,22 @@ class BatchElements:
         given = [node.meta.get("val") for node, item in inputs if item.kind == "batch"]
         self._given = [value for value in given if isinstance(value, torch.Tensor) and value.dim()]
         self._by_item = by_item
+        self._drawn: set[Node] = set()
         self._other = set(parameters)
         for node in step.graph.nodes:
-            if is_random(node) or any(one in self._other for one in node.all_input_nodes):
+            if is_random(node) or any(one in self._drawn for one in node.all_input_nodes):
+                self._drawn.add(node)
+            if node in self._drawn or any(one in self._other for one in node.all_input_nodes):
                 self._other.add(node)
 
     def is_of_other(self, node: Any) -> bool:
         """Whether a node follows from parameters or random numbers."""
         return node in self._other
+
+    def is_weight(self, node: Node) -> bool:
+        """Whether terms of a loss may be multiplied by a number: it does not follow from
+        parameters, or from these and nothing of the batch, and is one on all workers then."""
+        return node not in self._other or (node not in self.batch and node not in self._drawn)
 
     def is_of_batch(self, node: Any) -> bool:
         """Whether a node follows from the batch and from nothing that changes."""

@@ -24,6 +24,7 @@ from parallax.graph.loss_terms import (
     losses,
     reduction,
     terms,
+    weighted_uses,
 )
 from parallax.graph.operations import ancestors, must_stay
 from parallax.graph.scalars import masks_of
@@ -64,6 +65,9 @@ class Count:
     factors: list[Factor] = field(default_factory=list)
     terms: list[Node] = field(default_factory=list)
     uses: list[Node] = field(default_factory=list)
+    weighted: list[tuple[Node, Node]] = field(default_factory=list)
+    """Uses of what was divided by it, for gradients of what multiplies that: see
+    :func:`weighted_uses`."""
 
 
 def counts(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> list[Count]:
@@ -98,10 +102,14 @@ class _Search:
             number = self._divides_by(term)
             if number is None or not self._is_mean(term, number):
                 continue
+            weighted = weighted_uses(term, factor, self._is_factor, gradients)
+            if weighted is None:
+                continue
             key = term if term.target in _WITHIN else number
             count = found.setdefault(key, self._count(number))
             count.factors.append(factor)
             count.terms.append(term)
+            count.weighted += weighted
         for node in ancestors([loss]) if found else ():
             number = self._divides_by(node)
             if number in found and node not in found[number].terms:
@@ -121,7 +129,7 @@ class _Search:
     def _is_factor(self, factor: float | Node) -> bool:
         if not isinstance(factor, Node):
             return True
-        if self._of_batch.is_of_other(factor) or total_of(factor) is not None:
+        if not self._of_batch.is_weight(factor) or total_of(factor) is not None:
             return False
         size = factor.meta["val"]
         return not (

@@ -25,6 +25,7 @@ from parallax.graph.loss_terms import (
     losses,
     reduction,
     terms,
+    weighted_uses,
 )
 from parallax.graph.operations import ancestors
 from parallax.graph.scalars import masks_of, run_program, slice_program
@@ -71,6 +72,9 @@ class Divisor:
     uses: list[Node] = field(default_factory=list)
     terms: list[Node] = field(default_factory=list)
     """What divides numbers of the loss by it."""
+    weighted: list[tuple[Node, Node]] = field(default_factory=list)
+    """Uses of what was divided by it, for gradients of what multiplies that: see
+    :func:`weighted_uses`."""
 
 
 def divisors(step: StepGraph, of_batch: BatchElements) -> list[Divisor]:
@@ -88,10 +92,14 @@ def divisors(step: StepGraph, of_batch: BatchElements) -> list[Divisor]:
             divisor = search.of_term(term)
             if divisor is None:
                 continue
-            known = found.setdefault(divisor.value, replace(divisor, factors=[]))
+            weighted = weighted_uses(term, factor, search.is_factor, gradients)
+            if weighted is None:
+                continue
+            known = found.setdefault(divisor.value, replace(divisor, factors=[], weighted=[]))
             if (known.is_mean, known.multiplies) == (divisor.is_mean, divisor.multiplies):
                 known.factors += [factor * own for own in divisor.factors]
                 known.terms.append(term)
+                known.weighted += weighted
                 after.setdefault(divisor.value, set()).update(gradients)
     return [one for one in found.values() if _find_uses(one, after[one.value])]
 
@@ -161,11 +169,10 @@ class _Search:
         self._found = found
 
     def is_factor(self, factor: float | Node) -> bool:
-        """Whether gradients of terms are multiplied by it, and it is no term: it does not follow
-        from parameters, and is no divisor."""
+        """Whether gradients of terms are multiplied by it, and it is no term and no divisor."""
         if not isinstance(factor, Node):
             return True
-        return not self._found.is_of_other(factor) and total_of(factor) is None
+        return self._found.is_weight(factor) and total_of(factor) is None
 
     def of_term(self, term: Node) -> Divisor | None:
         """What a term of a loss is divided by, if it is a sum over the batch."""

@@ -115,6 +115,49 @@ def terms(loss: Node, scales: Scales) -> Iterator[tuple[Node, Factor]]:
             queue += [(part, factor * times) for part, times in parts if _is_number(part)]
 
 
+def weighted_uses(
+    term: Node, factor: Factor, scales: Scales, gradients: set[Node]
+) -> list[tuple[Node, Node]] | None:
+    """Where gradients of what multiplies a term, such as a learned weight of a task, use the term.
+
+    Args:
+        term: of a loss.
+        factor: what multiplies it.
+        scales: by which it was found, see :func:`terms`.
+        gradients: what follows from the loss on the way to gradients.
+
+    Returns:
+        Each use and what it uses, which is the term or a multiple of it; None if that has other
+        terms as well, or is used in another way than to multiply.
+    """
+    found: list[tuple[Node, Node]] = []
+    for weight in factor.times + factor.over:
+        for product in weight.users:
+            if product in gradients or product.target not in _PRODUCTS | _QUOTIENTS:
+                continue
+            part = next(one for one in product.args if one is not weight)
+            if not isinstance(part, Node) or not _is_multiple(part, term, scales):
+                continue
+            for user in part.users:
+                if user not in gradients or (user, part) in found:
+                    continue
+                others = user.args[1:] if user.args[0] is part else user.args[:1]
+                divides = user.target in _QUOTIENTS and user.args[0] is not part
+                if user.target not in _PRODUCTS | _QUOTIENTS or part in others or divides:
+                    return None
+                found.append((user, part))
+    return found
+
+
+def _is_multiple(node: Node, term: Node, scales: Scales) -> bool:
+    while node is not term:
+        parts = _parts(node, scales)
+        if parts is None or len(parts) != 1:
+            return False
+        ((node, _),) = parts
+    return True
+
+
 def _parts(node: Node, scales: Scales) -> list[tuple[Node, Factor]] | None:
     """What a number is the sum of, with factors; None if it is no sum."""
     arguments: Any = node.args

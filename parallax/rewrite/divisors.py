@@ -51,7 +51,7 @@ def _divide_by_all(batches: Batches, work: Rewriting) -> None:
     }
     while found:
         order = work.order()
-        earliest = min((use for one in found for use in one.uses), key=order.__getitem__)
+        earliest = min((use for one in found for use in _uses(one)), key=order.__getitem__)
         sources = [source for one in found for source in _sources(one, found[one])]
         latest = max(sources, key=order.__getitem__)
         before = known_early(work, sources, latest.next)
@@ -72,6 +72,10 @@ def _divide_by_all(batches: Batches, work: Rewriting) -> None:
         if behind:
             first = min(behind, key=order.__getitem__)
             _exchange(work, {}, first, first)
+
+
+def _uses(divisor: Divisor | Count) -> list[Node]:
+    return [*divisor.uses, *(use for use, _ in divisor.weighted)]
 
 
 def _sources(divisor: Divisor | Count, total: Node) -> list[Node]:
@@ -170,6 +174,31 @@ def _replace(work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: N
     number = _in_mean(work, number, first, second)
     for use in divisor.uses:
         use.replace_input_with(divisor.value, _alike(work, number, use))
+    upper, lower = divisor.value, number
+    if divisor.multiplies:
+        upper, lower = lower, upper
+    _replace_weighted(work, divisor, upper, lower)
+
+
+def _replace_weighted(work: Rewriting, divisor: Divisor | Count, own: Node, number: Node) -> None:
+    """Let gradients of what multiplies terms use the terms as they are with all workers' number, at
+    the graph's insertion point.
+
+    Args:
+        own: what they were divided by.
+        number: what they would be divided by.
+    """
+    if not divisor.weighted:
+        return
+    graph = work.graph
+    more = add_call(graph, aten.div.Tensor, own, number)
+    nothing = add_call(graph, aten.eq.Scalar, more, 0)
+    for use, part in divisor.weighted:
+        # Of nothing a mean is no number.
+        some = add_call(graph, aten.masked_fill.Scalar, part, nothing, 0)
+        use.replace_input_with(
+            part, add_call(graph, aten.mul.Tensor, some, _alike(work, more, part))
+        )
 
 
 def _replace_count(
@@ -193,6 +222,7 @@ def _replace_count(
         else:
             use.target = _BY_TENSOR.get(use.target, use.target)
             use.args = (arguments[0], _alike(work, number, use))
+    _replace_weighted(work, count, counted, number)
 
 
 def _in_mean(work: Rewriting, number: Node, first: Node, second: Node) -> Node:
