@@ -23,7 +23,7 @@ from errors_help import raised
 from torch import nn
 
 from parallax.config import Config
-from parallax.errors import UnsupportedError
+from parallax.errors import ParallaxError, UnsupportedError
 from parallax.graph.discovery import discover
 from parallax.runtime.comm.world import single
 from parallax.runtime.runner import Runner
@@ -375,7 +375,7 @@ def test_an_optimizer_need_not_call_its_base() -> None:
     class Wrapping(torch.optim.Optimizer):
         def __init__(self, inner: torch.optim.Optimizer) -> None:
             self.inner, self.param_groups = inner, inner.param_groups
-            self.state, self.defaults = collections.defaultdict(dict), {}
+            self.state = collections.defaultdict(dict)
 
         def step(self, closure: Any = None) -> None:  # type: ignore[override]
             self.inner.step()
@@ -429,3 +429,42 @@ def test_anomaly_detection_is_left_out(caplog: pytest.LogCaptureFixture) -> None
         runner.run(ONES)
         assert torch.is_anomaly_enabled()
     assert any("anomaly detection" in record.message for record in caplog.records)
+
+
+def test_anomaly_detection_within_the_step(caplog: pytest.LogCaptureFixture) -> None:
+    plain, mine = Trainer(), Trainer()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.set_detect_anomaly(True):
+            return mine.step(x)
+
+    with caplog.at_level(logging.WARNING, "parallax"):
+        found = alone(step).run(ONES)
+    torch.testing.assert_close(found, plain.step(ONES).detach())
+    assert not torch.is_anomaly_enabled()
+    assert any("anomaly detection" in record.message for record in caplog.records)
+
+
+def test_settings_for_later_groups_stay() -> None:
+    trainer = Trainer()
+    before = dict(trainer.optimizer.defaults)
+    alone(trainer.step).run(ONES)
+    assert trainer.optimizer.defaults == before
+
+
+def test_sizes_that_do_not_fit_are_no_errors_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Torch logs what an operation says of them, though the step is captured for fewer then."""
+    model = nn.Linear(2, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (model(x) + y).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    runner = alone(step)
+    with pytest.raises(ParallaxError):
+        runner.run(torch.ones(4, 2), torch.ones(5, 3))
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

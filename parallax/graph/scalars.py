@@ -227,7 +227,8 @@ class ScalarEnv(ShapeEnv):
             "Python control flow or conversion in the step depends on the values of tensors "
             f"(condition: {expression}), so the step is not one graph.",
             hint="choose with torch.where or multiply by a mask instead of `if`; return a tensor "
-            "or tensor.item() instead of float(tensor); move decisions outside the step.",
+            "or tensor.item() instead of float(tensor) or int(tensor); move decisions outside the "
+            "step.",
             where=user_line(),
         )
 

@@ -30,6 +30,7 @@ from parallax.graph.torch_internals import (
     FakeTensorMode,
     products_of_any_size,
     without_dynamo,
+    without_failures_in_log,
     without_fused_rnn,
 )
 from parallax.graph.user_code import is_internal, user_line
@@ -48,7 +49,7 @@ def prepared(
         stack.callback(lambda: [handle.remove() for handle in handles])
         handles += mark_backward(tensors, recording, sentinels, mode)
         for optimizer in objects.optimizers.values():
-            _one_at_a_time(optimizer)
+            stack.enter_context(_one_at_a_time(optimizer))
             if hasattr(optimizer, "_optimizer_step_post_hooks"):  # its class called super()
                 handles.append(
                     optimizer.register_step_post_hook(lambda o, *_: recording.stepped.add(id(o)))
@@ -62,6 +63,7 @@ def prepared(
         stack.enter_context(_watch_output(recording))
         stack.enter_context(_watch_logging(recording))
         stack.enter_context(_watch_clock(recording))
+        stack.enter_context(without_failures_in_log())
         stack.enter_context(scalers_recorded(recording))
         stack.enter_context(data_by_copies(tensors))
         stack.enter_context(deep_copies())
@@ -79,21 +81,44 @@ def prepared(
         stack.enter_context(without_fused_rnn())
         stack.enter_context(whole_layers())
         stack.enter_context(torch.enable_grad())
-        if torch.is_anomaly_enabled():
-            recording.notes.append("anomaly detection (autograd) does not look into captured steps")
-            stack.enter_context(torch.autograd.set_detect_anomaly(False))
+        stack.enter_context(_without_anomaly_detection(recording))
         yield
 
 
-def _one_at_a_time(optimizer: torch.optim.Optimizer) -> None:
-    """Update parameter by parameter; equal updates are grouped again after rewriting."""
-    for group in (*optimizer.param_groups, optimizer.defaults):
+@contextlib.contextmanager
+def _without_anomaly_detection(recording: Recording) -> Iterator[None]:
+    """Leave it out, also where the step itself turns it on."""
+
+    def enable(mode: bool, check_nan: bool = True) -> None:
+        if mode:
+            recording.notes.append("anomaly detection (autograd) does not look into captured steps")
+
+    enable(torch.is_anomaly_enabled())
+    with (
+        torch.autograd.set_detect_anomaly(False),
+        replaced((torch, "set_anomaly_enabled", enable)),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _one_at_a_time(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Update parameter by parameter; equal updates are grouped again after rewriting. Groups get
+    back what they had with all other state."""
+    # Its class need not have called super().
+    defaults: dict[str, Any] = getattr(optimizer, "defaults", {})
+    saved = dict(defaults)
+    for group in (*optimizer.param_groups, defaults):
         if "foreach" in group:
             group["foreach"] = False
         if group.get("fused"):
             group["fused"] = False
     if getattr(optimizer, "_step_supports_amp_scaling", False):
         optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        defaults.update(saved)
 
 
 def _recorder(scheduler: Any, recording: Recording) -> Callable[..., None]:

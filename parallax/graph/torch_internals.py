@@ -6,6 +6,7 @@ Everything else in the package uses documented torch. Works with torch 2.11 to 2
 from __future__ import annotations
 
 import contextlib
+import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -54,6 +55,7 @@ __all__ = [
     "swapped",
     "trace",
     "without_dynamo",
+    "without_failures_in_log",
     "without_fused_rnn",
 ]
 
@@ -314,6 +316,22 @@ def without_dynamo() -> Iterator[None]:
     """Record what the user has compiled by ``torch.compile`` as the Python that it was."""
     with dynamo_config.patch(error_on_nested_fx_trace=False):
         yield
+
+
+@contextlib.contextmanager
+def without_failures_in_log() -> Iterator[None]:
+    """Keep what an operation says of sizes it refuses out of torch's log: the step is captured for
+    fewer sizes then, or the error tells."""
+
+    def is_no_failure(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith("failed while attempting to run meta")
+
+    log = logging.getLogger(FakeTensorMode.__module__)
+    log.addFilter(is_no_failure)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_no_failure)
 
 
 @contextlib.contextmanager
