@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.config import Config
+from parallax.graph.bent_gradients import note_bent_gradients
 from parallax.graph.capture import capture
 from parallax.graph.checks import check_batch, check_not_dealt
 from parallax.graph.discovery import StepObjects
@@ -171,6 +172,7 @@ class Preparation:
         step = self._captured(batch, named, varying, numbers)
         if first and self._config.average_dense and self._config.average_sparse:
             note_sums(step, number_of_rows(flat) or 1)
+            note_bent_gradients(step)
         for note in step.notes:
             if note not in self._noted:
                 self._noted.add(note)
