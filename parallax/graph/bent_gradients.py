@@ -41,9 +41,7 @@ _BENT = {
     aten.floor.default,
     aten.pow.Tensor_Scalar,
 }
-_COMPARED = {
-    getattr(aten, name).Scalar for name in ("gt", "ge", "lt", "le")
-}
+_COMPARED = {getattr(aten, name).Scalar for name in ("gt", "ge", "lt", "le")}
 _PRODUCTS = {aten.mul.Tensor, aten.mul_.Tensor}
 _QUOTIENTS = {aten.div.Tensor, aten.div_.Tensor}
 _BOUNDS = {aten.maximum.default, aten.minimum.default}
