@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from parallax.config import Config
+from parallax.graph.capture import capture
 from parallax.graph.discovery import discover
+from parallax.graph.totals import Batches, means_left_alone
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
@@ -126,7 +128,7 @@ PACKED: dict[str, Packed] = {
 """Losses of batches that have no number of rows: words of sequences, one after the other."""
 
 
-def _weighted(net: Net, x: torch.Tensor, y: torch.Tensor, mean: Loss) -> torch.Tensor:
+def weighted(net: Net, x: torch.Tensor, y: torch.Tensor, mean: Loss) -> torch.Tensor:
     """Two tasks with weights that are learned, of which one is a mean over some of the batch."""
     scores = net(x)
     first, second = net.out.bias[:2].unbind()
@@ -181,6 +183,30 @@ class Net(nn.Module):
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.out(self.table(words))
         return found
+
+
+def of_tasks_at_once(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Two tasks whose learned weights are one vector."""
+    scores, weights = net(x), net.out.bias[:2]
+    tasks = torch.stack([_words(scores, y, ignore_index=PAD), scores.square().mean()])
+    return (torch.exp(-weights) * tasks + weights).sum()
+
+
+def line_left_alone(loss: Callable[..., torch.Tensor]) -> str:
+    """Where a loss of the net, words and labels has a mean that stays each worker's own."""
+    net = Net().double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(net, x, y)
+        value.backward()
+        optimizer.step()
+        return value
+
+    graph = capture(step, discover(step), data([(4,)], seed=5)[0][0], {})
+    names = [name for name, _ in net.named_parameters()]
+    return str(means_left_alone(graph, names, Batches(leave_out=True)) or "")
 
 
 def data(division: Sequence[Sequence[int]], seed: int) -> list[list[tuple[torch.Tensor, ...]]]:
@@ -238,7 +264,7 @@ def train_weighted(world: World, name: str, division: Sequence[Sequence[int]]) -
     """As :func:`train`, with learned weights of two tasks."""
 
     def loss(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return _weighted(net, x, y, WEIGHTED[name])
+        return weighted(net, x, y, WEIGHTED[name])
 
     return _train(world, loss, data(division, seed=5), {})
 

@@ -45,6 +45,32 @@ def test_means_with_learned_weights(pool: Pool, name: str) -> None:
         assert sent == TOTALS * len(division)
 
 
+LEFT_ALONE = ("a part of a mean", "another division", "a part of another")
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_means_that_a_loss_is_no_sum_of_have_a_line(name: str) -> None:
+    loss = divisors.OTHERS[name]
+    assert "divisors.py" in divisors.line_left_alone(lambda net, x, y: loss(net(x), y))
+
+
+def test_tasks_that_are_weighted_at_once_have_a_line() -> None:
+    assert "divisors.py" in divisors.line_left_alone(divisors.of_tasks_at_once)
+
+
+@pytest.mark.parametrize("name", [*divisors.ALIKE, *divisors.SELECTED])
+def test_means_that_are_those_of_all_batches_have_none(name: str) -> None:
+    loss = {**divisors.ALIKE, **divisors.SELECTED}[name]
+    assert not divisors.line_left_alone(lambda net, x, y: loss(net(x), y))
+
+
+@pytest.mark.parametrize("name", divisors.WEIGHTED)
+def test_nor_have_they_with_learned_weights(name: str) -> None:
+    assert not divisors.line_left_alone(
+        lambda net, x, y: divisors.weighted(net, x, y, divisors.WEIGHTED[name])
+    )
+
+
 LENGTHS = [
     [[3, 4], [5, 2], [1, 4]],
     [[6], [2, 3, 3], [4]],

@@ -83,6 +83,13 @@ def counts(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> list[Coun
     return [count for loss, after in losses(step.graph) for count in search.of_loss(loss, after)]
 
 
+def selections_of_others(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> Iterator[Node]:
+    """Means over selections of whatever a step's losses are made of."""
+    search = _Search(step.graph, of_batch, by_rows)
+    for loss, _ in losses(step.graph):
+        yield from filter(search.is_of_selected, ancestors([loss]))
+
+
 def divides_within(node: Node) -> bool:
     """Whether a use of a count divides by it within, without having it for an argument."""
     return node.target in _WITHIN.values()
@@ -125,6 +132,11 @@ class _Search:
                     count.uses.append(node)
             if count.uses:
                 yield count
+
+    def is_of_selected(self, node: Node) -> bool:
+        """Whether a node is a mean over elements that a mask selects."""
+        number = self._divides_by(node)
+        return bool(number is not None and self._selecting(number)) and self._is_mean(node, number)
 
     def _is_factor(self, factor: float | Node) -> bool:
         if not isinstance(factor, Node):

@@ -8,7 +8,7 @@ has to be the one of all their batches for the loss to be that of one device.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -102,6 +102,15 @@ def divisors(step: StepGraph, of_batch: BatchElements) -> list[Divisor]:
                 known.weighted += weighted
                 after.setdefault(divisor.value, set()).update(gradients)
     return [one for one in found.values() if _find_uses(one, after[one.value])]
+
+
+def parts_of_others(step: StepGraph, of_batch: BatchElements) -> Iterator[Divisor]:
+    """Divisors of whatever a step's losses are made of, also where a loss is no sum of it."""
+    search = _Search(of_batch)
+    for loss, _ in losses(step.graph):
+        for node in ancestors([loss]):
+            if (divisor := search.of_term(node)) is not None:
+                yield replace(divisor, terms=[node])
 
 
 def leaves_out_labels(step: StepGraph, batch: Sequence[Any]) -> bool:

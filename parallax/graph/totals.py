@@ -10,8 +10,8 @@ from torch.fx import Node
 from parallax.errors import SourceLine
 from parallax.graph.aliases import memory_of
 from parallax.graph.batch_elements import BatchElements
-from parallax.graph.counts import Count, counts
-from parallax.graph.divisors import Divisor, divisors, is_plain
+from parallax.graph.counts import Count, counts, selections_of_others
+from parallax.graph.divisors import Divisor, divisors, is_plain, parts_of_others
 from parallax.graph.operations import written_inputs
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.user_code import line_of
@@ -47,6 +47,23 @@ def totals(step: StepGraph, variables: Collection[str], batches: Batches) -> lis
     plain = batches.leave_out or not batches.by_rows
     sums = [one for one in divisors(step, of_batch) if plain or not is_plain(one)]
     return [*sums, *counts(step, of_batch, batches.by_rows)]
+
+
+def means_left_alone(
+    step: StepGraph, variables: Collection[str], batches: Batches
+) -> SourceLine | None:
+    """Where a mean over some of the batch stays this worker's own, since a loss is no sum of it."""
+    of_batch = BatchElements(step, _changing(step, variables))
+    found = totals(step, variables, batches)
+    known = {node for one in found for node in one.terms}
+    left = {
+        term
+        for one in parts_of_others(step, of_batch)
+        if batches.leave_out or not is_plain(one)
+        for term in one.terms
+    }
+    left.update(selections_of_others(step, of_batch, batches.by_rows))
+    return next((line_of(node) for node in step.graph.nodes if node in left - known), None)
 
 
 def means_of_items(step: StepGraph, variables: Collection[str]) -> SourceLine | None:

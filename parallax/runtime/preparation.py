@@ -50,6 +50,7 @@ from parallax.runtime.start import (
     draw_alike,
     measure_access,
     one_batch_norm,
+    tell_of_means,
     warn_of_batch_norms,
 )
 from parallax.runtime.state.deferral import deferred_device
@@ -188,6 +189,7 @@ class Preparation:
             measure_access(self._world, analysis, flat, self._state.leaves)
             by_rows = self.weighing.by_rows
             self.batches = agree_on_batches(self._world, analysis, flat, by_rows)
+            tell_of_means(analysis, self._config, self.batches)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
         return description, analysis
 

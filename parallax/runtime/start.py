@@ -29,7 +29,7 @@ from parallax.graph.discovery import StepObjects
 from parallax.graph.divisors import leaves_out_labels
 from parallax.graph.draws import Streams
 from parallax.graph.state import Leaf
-from parallax.graph.totals import Batches, means_of_items, totals
+from parallax.graph.totals import Batches, means_left_alone, means_of_items, totals
 from parallax.graph.variables import Analysis
 from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import Pass
@@ -158,20 +158,33 @@ def agree_on_batches(
         by_rows: batches count by their rows in a mean.
     """
     leaves_out = leaves_out_labels(analysis.step, flat)
+    step, variables = analysis.step, analysis.variables
     alike, other = (
-        bool(totals(analysis.step, analysis.variables, Batches(by_rows, plain)))
-        for plain in (True, False)
+        bool(totals(step, variables, Batches(by_rows, plain))) for plain in (True, False)
     )
-    if by_rows and (where := means_of_items(analysis.step, analysis.variables)) is not None:
+    decides = step.decides_by_batch
+    told = world.texts("batches", f"{leaves_out} {alike} {other} {decides}")
+    leave_out, alike, other, decide = map(any, zip(*map(_truths, told), strict=True))
+    return Batches(by_rows, leave_out, alike if leave_out else other, decide)
+
+
+def tell_of_means(analysis: Analysis, config: Config, batches: Batches) -> None:
+    """Say which means over some of a batch stay those of a worker's own batch, or of a row."""
+    if not (config.average_dense and config.average_sparse and config.weigh_batches):
+        return
+    step, variables = analysis.step, analysis.variables
+    if (where := means_left_alone(step, variables, batches)) is not None:
+        logger.warning(
+            "a mean over some of the batch is that of each worker's own batch, as the loss is "
+            "another function of it than a sum (%s)",
+            where,
+        )
+    if batches.by_rows and (where := means_of_items(step, variables)) is not None:
         logger.info(
             "means over some of one row of the batch are that row's own, and rows count alike "
             "(%s); bring the rows of the batch to the first dimension if that is another one",
             where,
         )
-    decides = analysis.step.decides_by_batch
-    told = world.texts("batches", f"{leaves_out} {alike} {other} {decides}")
-    leave_out, alike, other, decide = map(any, zip(*map(_truths, told), strict=True))
-    return Batches(by_rows, leave_out, alike if leave_out else other, decide)
 
 
 def _truths(text: str) -> list[bool]:
