@@ -468,3 +468,21 @@ def test_sizes_that_do_not_fit_are_no_errors_in_the_log(caplog: pytest.LogCaptur
     with pytest.raises(ParallaxError):
         runner.run(torch.ones(4, 2), torch.ones(5, 3))
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_a_returned_rate_of_before_the_schedulers_step_is_noted(
+    stepped: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+
+    def step(x: torch.Tensor) -> dict[str, Any]:
+        loss = trainer.step(x)
+        if stepped:
+            schedule.step()
+        return {"loss": loss, "rate": trainer.optimizer.param_groups[0]["lr"]}
+
+    with caplog.at_level(logging.WARNING, "parallax"):
+        alone(step).run(ONES)
+    assert any("learning rate" in record.message for record in caplog.records) is stepped

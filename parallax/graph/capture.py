@@ -201,6 +201,7 @@ def _capture_once(
         left.collect_result(result)
         left.collect_state(objects, snapshot, before)
         left.collect_calls(recording)
+        left.note_rates(objects, recording)
         if not sentinels:
             left.collect_carried(before, recording)
         return left.flat

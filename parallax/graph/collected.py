@@ -149,6 +149,25 @@ class Collected:
             calls.append(HostCall(function, early, spec, fixed, tuple(outputs)))
         self.calls = tuple(calls)
 
+    def note_rates(self, objects: StepObjects, recording: Recording) -> None:
+        """Note learning rates that the step returns, if it steps their scheduler as well: that is
+        done when the graph has run."""
+        pairs = zip(self.flat, self.outputs, strict=True)
+        returned = {id(value) for value, output in pairs if output.kind == "return"}
+        stepped = {
+            id(scheduler.optimizer)
+            for function, *_ in recording.calls
+            if (scheduler := getattr(function, "__self__", None)) is not None
+            and hasattr(scheduler, "optimizer")
+        }
+        for name, optimizer in objects.optimizers.items():
+            rates = [group.get("lr") for group in optimizer.param_groups]
+            if id(optimizer) in stepped and any(id(rate) in returned for rate in rates):
+                recording.notes.append(
+                    f"the step returns a learning rate of {name} as it was before the scheduler's "
+                    "step within it: read it outside, after runner.run()"
+                )
+
     def collect_outside(
         self, inputs: Sequence[Site], symbols: Sequence[Any], others: Sequence[Site], values: Any
     ) -> None:
