@@ -185,6 +185,14 @@ class Net(nn.Module):
         return found
 
 
+def weighted_by_variance(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The same as the paper has it: divided by twice a variance."""
+    scores = net(x)
+    deviation = net.out.bias[0].exp()
+    some = _words(scores, y, ignore_index=PAD)
+    return some / (2 * deviation.square()) + torch.log(deviation) + scores.square().mean()
+
+
 def of_tasks_at_once(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Two tasks whose learned weights are one vector."""
     scores, weights = net(x), net.out.bias[:2]
@@ -264,6 +272,8 @@ def train_weighted(world: World, name: str, division: Sequence[Sequence[int]]) -
     """As :func:`train`, with learned weights of two tasks."""
 
     def loss(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if name == "variance":
+            return weighted_by_variance(net, x, y)
         return weighted(net, x, y, WEIGHTED[name])
 
     return _train(world, loss, data(division, seed=5), {})

@@ -34,7 +34,7 @@ def test_means_over_selections(pool: Pool, name: str) -> None:
         assert sent == TOTALS * len(division)
 
 
-@pytest.mark.parametrize("name", divisors.WEIGHTED)
+@pytest.mark.parametrize("name", [*divisors.WEIGHTED, "variance"])
 def test_means_with_learned_weights(pool: Pool, name: str) -> None:
     """Their gradients are of means, too, so these have to be those of all batches."""
     division = [counts[:2] for counts in DIVISION]

@@ -138,15 +138,28 @@ def weighted_uses(
             part = next(one for one in product.args if one is not weight)
             if not isinstance(part, Node) or not _is_multiple(part, term, scales):
                 continue
-            for user in part.users:
-                if user not in gradients or (user, part) in found:
-                    continue
-                others = user.args[1:] if user.args[0] is part else user.args[:1]
-                divides = user.target in _QUOTIENTS and user.args[0] is not part
-                if user.target not in _PRODUCTS | _QUOTIENTS or part in others or divides:
-                    return None
-                found.append((user, part))
+            # Of a quotient the gradient first divides by the weight once more.
+            several = [part]
+            for one in several:
+                for user in one.users:
+                    multiplies = _multiplies(user, one)
+                    if user not in gradients:
+                        several += [user] if multiplies and user not in several else []
+                    elif not multiplies:
+                        return None
+                    elif (user, one) not in found:
+                        found.append((user, one))
     return found
+
+
+def _multiplies(node: Node, part: Node) -> bool:
+    """Whether a node is a multiple of a number, which the other factor is not."""
+    if node.target not in _PRODUCTS | _QUOTIENTS:
+        return False
+    first, other = node.args[:2]
+    if first is part:
+        return other is not part
+    return node.target in _PRODUCTS
 
 
 def _is_multiple(node: Node, term: Node, scales: Scales) -> bool:

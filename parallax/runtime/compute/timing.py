@@ -43,7 +43,7 @@ def is_clearly_faster(other: Callable[[], object], usual: Callable[[], object]) 
             started = seconds()
             compute()
             best[place] = min(best[place], seconds() - started)
-        alike = ALIKE[0] < best[0] / best[1] < ALIKE[1]
+        alike = ALIKE[0] * best[1] < best[0] < ALIKE[1] * best[1]
         passed = seconds() - began
         enough = LONG_PATIENCE if alike else PATIENCE
         if passed > IMPATIENCE or (run + 1 >= LEAST_RUNS and passed > enough):
