@@ -13,10 +13,12 @@ from typing import Any
 import torch
 import user_gradients
 import user_indexing  # noqa: F401 - makes cases
+import user_means  # noqa: F401 - makes cases
 import user_memories  # noqa: F401 - makes cases
 import user_models  # noqa: F401 - makes cases
 import user_packed  # noqa: F401 - makes cases
 import user_state  # noqa: F401 - makes cases
+import user_tables  # noqa: F401 - makes cases
 from equality import difference
 from torch import nn
 from user_cases import CASES, LOCAL, SEED, Built

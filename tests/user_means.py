@@ -1,0 +1,95 @@
+"""Means over some of the batch, or of each of its rows: see user_steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from user_cases import STEPS, Built, case, mlp, numbers
+
+
+def _of_items(rows: int, mean: Callable[..., torch.Tensor]) -> Built:
+    """Each row has five places with a label; some of these count, of every row another number."""
+    model = nn.Linear(4, 15).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step(x: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        several = zip(model(x).view(-1, 5, 3), labels, kept, strict=True)
+        losses = [mean(*item) for item in several]
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        kept = torch.rand(rows, 5) > 0.5
+        kept[:, 0] = True
+        return numbers(rows, 4), torch.randint(3, (rows, 5)), kept
+
+    return [model], step, [batch() for _ in range(STEPS)]
+
+
+@case
+def masked_means_of_items(rows: int) -> Built:
+    return _of_items(
+        rows,
+        lambda scores, labels, kept: (
+            (F.cross_entropy(scores, labels, reduction="none") * kept).sum() / kept.sum()
+        ),
+    )
+
+
+@case
+def labels_left_out_of_items(rows: int) -> Built:
+    return _of_items(
+        rows,
+        lambda scores, labels, kept: F.cross_entropy(scores, labels.masked_fill(~kept, -100)),
+    )
+
+
+@case
+def selections_of_items(rows: int) -> Built:
+    return _of_items(rows, lambda scores, labels, kept: F.cross_entropy(scores[kept], labels[kept]))
+
+
+@case
+def boxes_of_images(rows: int) -> Built:
+    """A list has the boxes of each image, more or less of them."""
+    model = mlp(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step(images: torch.Tensor, boxes: list[torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        found = model(images)
+        losses = [(found[place] - own).abs().mean() for place, own in enumerate(boxes)]
+        loss = sum(losses) / len(losses)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    counts = torch.randint(1, 4, (STEPS, rows)).tolist()
+    return [model], step, [(numbers(rows, 6), [numbers(n, 4) for n in own]) for own in counts]
+
+
+@case
+def checked_means_of_some(rows: int) -> Built:
+    """Workers tell each other what their means are over, and whether a check failed."""
+    model = mlp(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels, ignore_index=2)
+        assert loss.isfinite()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        # A label that counts for each worker.
+        return numbers(rows, 4), torch.randint(3, (rows,)) * (torch.arange(rows) % 3 > 0)
+
+    return [model], step, [batch() for _ in range(STEPS)]

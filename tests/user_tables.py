@@ -1,0 +1,67 @@
+"""Steps that change tables, or their gradients, themselves: see user_steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from user_cases import STEPS, Built, case
+
+
+def _attacked(rows: int, table: nn.Module) -> Built:
+    """Words are moved along their gradients, trained once more, and moved back (FGM)."""
+    model = nn.ModuleList([table, nn.Linear(4, 3)]).double()
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    words: Any = table.weight
+
+    def loss_of(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        # Cut anew for each lookup, whose ids are a tensor of their own then.
+        found = table(ids[:, :-1])
+        features = found if found.dim() == 2 else found.mean(1)
+        return F.cross_entropy(model[1](features.tanh()), labels)
+
+    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(ids, labels)
+        loss.backward()
+        before = words.data.clone()
+        words.data.add_(words.grad / words.grad.norm())
+        loss_of(ids, labels).backward()
+        words.data.copy_(before)
+        optimizer.step()
+        return loss
+
+    data = [(torch.randint(90, (rows, 4)), torch.randint(3, (rows,))) for _ in range(STEPS)]
+    return [model], step, data
+
+
+@case
+def attacked_table(rows: int) -> Built:
+    return _attacked(rows, nn.Embedding(90, 4))
+
+
+@case
+def attacked_bags(rows: int) -> Built:
+    return _attacked(rows, nn.EmbeddingBag(90, 4, mode="sum"))
+
+
+@case
+def some_rows_of_a_table(rows: int) -> Built:
+    """Only some words are trained: a tensor with one number for each masks their gradient."""
+    model = nn.Sequential(nn.Embedding(40, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    mask = (torch.arange(40) > 20).double()[:, None]
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+
+    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(ids), labels)
+        loss.backward()
+        gradient: Any = model[0].weight.grad
+        gradient *= mask
+        optimizer.step()
+        return loss
+
+    data = [(torch.randint(40, (rows,)), torch.randint(3, (rows,))) for _ in range(STEPS)]
+    return [model], step, data
