@@ -56,6 +56,28 @@ def selections_of_items(rows: int) -> Built:
 
 
 @case
+def groups_of_rows(rows: int) -> Built:
+    """Means over some of the answers to one question, of which each has three."""
+    model = mlp(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        several = zip(model(x).view(-1, 3, 3), labels.view(-1, 3), strict=True)
+        losses = [F.cross_entropy(*group, ignore_index=2) for group in several]
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        # The first of each three counts.
+        return numbers(rows, 4), torch.randint(3, (rows,)) * (torch.arange(rows) % 3 > 0)
+
+    return [model], step, [batch() for _ in range(STEPS)]
+
+
+@case
 def boxes_of_images(rows: int) -> Built:
     """A list has the boxes of each image, more or less of them."""
     model = mlp(6, 4)

@@ -30,6 +30,7 @@ _ALIKE = {
     aten.sum.dim_IntList,
 }
 """Operations, beside pointwise ones and views, that have some of their inputs' elements."""
+_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 
 
 class BatchElements:
@@ -88,7 +89,7 @@ class BatchElements:
         if source is None or place != 0:
             return False
         count = source.meta["val"].shape[0]
-        if all(same_shape(value.shape[:1], (count,)) for value in self._given):
+        if self._are_rows(count) or self._are_groups(source):
             return True
         # Or the batch has a list of tensors, one for each item.
         return any(
@@ -96,6 +97,14 @@ class BatchElements:
             for one in elements(whole)
             if one.op == "placeholder"
         )
+
+    def _are_rows(self, count: Any) -> bool:
+        return all(same_shape(value.shape[:1], (count,)) for value in self._given)
+
+    def _are_groups(self, node: Node) -> bool:
+        """Whether a view puts the rows of a batch into groups."""
+        shape: Any = node.meta["val"].shape
+        return node.target in _VIEWS and len(shape) > 1 and self._are_rows(shape[0] * shape[1])
 
     def _is_of_list(self, node: Node, count: int | torch.SymInt) -> bool:
         own: Any = node.meta["val"]
