@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -128,7 +129,7 @@ PACKED: dict[str, Packed] = {
 """Losses of batches that have no number of rows: words of sequences, one after the other."""
 
 
-def weighted(net: Net, x: torch.Tensor, y: torch.Tensor, mean: Loss) -> torch.Tensor:
+def _weighted(net: Net, x: torch.Tensor, y: torch.Tensor, mean: Loss) -> torch.Tensor:
     """Two tasks with weights that are learned, of which one is a mean over some of the batch."""
     scores = net(x)
     first, second = net.out.bias[:2].unbind()
@@ -140,7 +141,7 @@ def weighted(net: Net, x: torch.Tensor, y: torch.Tensor, mean: Loss) -> torch.Te
     )
 
 
-WEIGHTED: dict[str, Loss] = {
+_WEIGHTED_MEANS: dict[str, Loss] = {
     "labels left out": ALIKE["labels left out"],
     "mask": ALIKE["mask"],
     "one over": ALIKE["one over"],
@@ -150,7 +151,6 @@ WEIGHTED: dict[str, Loss] = {
     "squares": SELECTED["squares"],
     "logits": SELECTED["logits"],
 }
-"""Means over some of the batch that a learned number multiplies."""
 
 OTHERS: dict[str, Loss] = {
     "no sum above": lambda s, y: s.square().mean() / (y != PAD).sum(),
@@ -185,12 +185,20 @@ class Net(nn.Module):
         return found
 
 
-def weighted_by_variance(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def _weighted_by_variance(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """The same as the paper has it: divided by twice a variance."""
     scores = net(x)
     deviation = net.out.bias[0].exp()
     some = _words(scores, y, ignore_index=PAD)
     return some / (2 * deviation.square()) + torch.log(deviation) + scores.square().mean()
+
+
+WEIGHTED: dict[str, Callable[..., torch.Tensor]] = {
+    **{name: functools.partial(_weighted, mean=mean) for name, mean in _WEIGHTED_MEANS.items()},
+    "variance": _weighted_by_variance,
+}
+"""Losses of the net, words and labels: means over some of the batch that a learned number
+multiplies, or divides."""
 
 
 def of_tasks_at_once(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -270,13 +278,7 @@ def train(
 
 def train_weighted(world: World, name: str, division: Sequence[Sequence[int]]) -> tuple[float, int]:
     """As :func:`train`, with learned weights of two tasks."""
-
-    def loss(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        if name == "variance":
-            return weighted_by_variance(net, x, y)
-        return weighted(net, x, y, WEIGHTED[name])
-
-    return _train(world, loss, data(division, seed=5), {})
+    return _train(world, WEIGHTED[name], data(division, seed=5), {})
 
 
 def train_packed(

@@ -34,7 +34,7 @@ def test_means_over_selections(pool: Pool, name: str) -> None:
         assert sent == TOTALS * len(division)
 
 
-@pytest.mark.parametrize("name", [*divisors.WEIGHTED, "variance"])
+@pytest.mark.parametrize("name", divisors.WEIGHTED)
 def test_means_with_learned_weights(pool: Pool, name: str) -> None:
     """Their gradients are of means, too, so these have to be those of all batches."""
     division = [counts[:2] for counts in DIVISION]
@@ -66,9 +66,7 @@ def test_means_that_are_those_of_all_batches_have_none(name: str) -> None:
 
 @pytest.mark.parametrize("name", divisors.WEIGHTED)
 def test_nor_have_they_with_learned_weights(name: str) -> None:
-    assert not divisors.line_left_alone(
-        lambda net, x, y: divisors.weighted(net, x, y, divisors.WEIGHTED[name])
-    )
+    assert not divisors.line_left_alone(divisors.WEIGHTED[name])
 
 
 LENGTHS = [

@@ -56,28 +56,6 @@ def selections_of_items(rows: int) -> Built:
 
 
 @case
-def groups_of_rows(rows: int) -> Built:
-    """Means over some of the answers to one question, of which each has three."""
-    model = mlp(4, 3)
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
-
-    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        several = zip(model(x).view(-1, 3, 3), labels.view(-1, 3), strict=True)
-        losses = [F.cross_entropy(*group, ignore_index=2) for group in several]
-        loss = torch.stack(losses).mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    def batch() -> tuple[torch.Tensor, ...]:
-        # The first of each three counts.
-        return numbers(rows, 4), torch.randint(3, (rows,)) * (torch.arange(rows) % 3 > 0)
-
-    return [model], step, [batch() for _ in range(STEPS)]
-
-
-@case
 def boxes_of_images(rows: int) -> Built:
     """A list has the boxes of each image, more or less of them."""
     model = mlp(6, 4)
@@ -96,22 +74,42 @@ def boxes_of_images(rows: int) -> Built:
     return [model], step, [(numbers(rows, 6), [numbers(n, 4) for n in own]) for own in counts]
 
 
-@case
-def checked_means_of_some(rows: int) -> Built:
-    """Workers tell each other what their means are over, and whether a check failed."""
+def _of_some(rows: int, mean: Callable[..., torch.Tensor]) -> Built:
+    """Of every three rows the first counts, and maybe others."""
     model = mlp(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
 
     def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), labels, ignore_index=2)
-        assert loss.isfinite()
+        loss = mean(model(x), labels)
         loss.backward()
         optimizer.step()
         return loss
 
     def batch() -> tuple[torch.Tensor, ...]:
-        # A label that counts for each worker.
         return numbers(rows, 4), torch.randint(3, (rows,)) * (torch.arange(rows) % 3 > 0)
 
     return [model], step, [batch() for _ in range(STEPS)]
+
+
+@case
+def groups_of_rows(rows: int) -> Built:
+    """Means over some of the answers to one question, of which each has three."""
+
+    def mean(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        several = zip(scores.view(-1, 3, 3), labels.view(-1, 3), strict=True)
+        return torch.stack([F.cross_entropy(*group, ignore_index=2) for group in several]).mean()
+
+    return _of_some(rows, mean)
+
+
+@case
+def checked_means_of_some(rows: int) -> Built:
+    """Workers tell each other what their means are over, and whether a check failed."""
+
+    def mean(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(scores, labels, ignore_index=2)
+        assert loss.isfinite()
+        return loss
+
+    return _of_some(rows, mean)

@@ -104,13 +104,13 @@ def divisors(step: StepGraph, of_batch: BatchElements) -> list[Divisor]:
     return [one for one in found.values() if _find_uses(one, after[one.value])]
 
 
-def parts_of_others(step: StepGraph, of_batch: BatchElements) -> Iterator[Divisor]:
-    """Divisors of whatever a step's losses are made of, also where a loss is no sum of it."""
+def parts_of_others(step: StepGraph, of_batch: BatchElements) -> Iterator[tuple[Node, Divisor]]:
+    """Whatever a step's losses are made of and is divided, also where a loss is no sum of it."""
     search = _Search(of_batch)
     for loss, _ in losses(step.graph):
         for node in ancestors([loss]):
             if (divisor := search.of_term(node)) is not None:
-                yield replace(divisor, terms=[node])
+                yield node, divisor
 
 
 def leaves_out_labels(step: StepGraph, batch: Sequence[Any]) -> bool:

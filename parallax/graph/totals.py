@@ -43,7 +43,10 @@ def totals(step: StepGraph, variables: Collection[str], batches: Batches) -> lis
         variables: the names of those that it trains.
         batches: of all workers.
     """
-    of_batch = BatchElements(step, _changing(step, variables))
+    return _totals(step, BatchElements(step, _changing(step, variables)), batches)
+
+
+def _totals(step: StepGraph, of_batch: BatchElements, batches: Batches) -> list[Divisor | Count]:
     plain = batches.leave_out or not batches.by_rows
     sums = [one for one in divisors(step, of_batch) if plain or not is_plain(one)]
     return [*sums, *counts(step, of_batch, batches.by_rows)]
@@ -54,13 +57,11 @@ def means_left_alone(
 ) -> SourceLine | None:
     """Where a mean over some of the batch stays this worker's own, since a loss is no sum of it."""
     of_batch = BatchElements(step, _changing(step, variables))
-    found = totals(step, variables, batches)
-    known = {node for one in found for node in one.terms}
+    known = {node for one in _totals(step, of_batch, batches) for node in one.terms}
     left = {
-        term
-        for one in parts_of_others(step, of_batch)
-        if batches.leave_out or not is_plain(one)
-        for term in one.terms
+        node
+        for node, divisor in parts_of_others(step, of_batch)
+        if batches.leave_out or not is_plain(divisor)
     }
     left.update(selections_of_others(step, of_batch, batches.by_rows))
     return next((line_of(node) for node in step.graph.nodes if node in left - known), None)
