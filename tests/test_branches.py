@@ -88,7 +88,7 @@ def test_a_check_that_fails_raises_and_leaves_all_as_it_was() -> None:
 
 
 REFUSED = {
-    "a number": lambda net, x, y: net(x)[: int(y.max())].square().mean(),
+    "an item": lambda net, x, y: [net(x).square().mean()] * int(y.max()),
     "as many times": lambda net, x, y: sum(net(x).square().mean() for _ in range(y.sum().item())),
     "of parameters": lambda net, x, y: net(x).mean() if (net(x) > 0).any() else net(x).sum(),
     "by chance": lambda net, x, y: net(x).mean() if torch.rand(()) < 0.5 else net(x).sum(),

@@ -56,8 +56,8 @@ def loop(model: Any, y: torch.Tensor, loss: torch.Tensor) -> Any:
     return y
 
 
-def floats(model: Any, y: Any, loss: torch.Tensor) -> Any:
-    return float(loss)  # here
+def counts(model: Any, y: Any, loss: torch.Tensor) -> Any:
+    return list(range(int(loss)))  # here
 
 
 def truth(model: Any, y: torch.Tensor, loss: torch.Tensor) -> Any:
@@ -99,7 +99,7 @@ def shares_data(model: Any, y: Any, loss: Any) -> Any:
 IN_THE_STEP: dict[str, tuple[Callable[..., Any], type[ParallaxError], tuple[str, ...]]] = {
     "if": (branch, DataDependentError, (ONE_GRAPH, BRANCH)),
     "while": (loop, DataDependentError, (ONE_GRAPH, BRANCH)),
-    "float": (floats, DataDependentError, (ONE_GRAPH, "tensor.item() instead of float(tensor)")),
+    "int": (counts, DataDependentError, (ONE_GRAPH, "return numbers that texts, NumPy, range()")),
     "assert": (truth, CheckError, ("A check in the step failed: AssertionError: outputs.",)),
     "bool": (decides, DataDependentError, (ONE_GRAPH,)),
     "numpy": (to_numpy, CaptureError, (".numpy() is not supported", "keep numpy, .tolist()")),

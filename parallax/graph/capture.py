@@ -27,6 +27,7 @@ from parallax.graph.draws import Draw, Draws, Streams
 from parallax.graph.endings import ending
 from parallax.graph.entries import entries
 from parallax.graph.gradient_order import advance_gradients
+from parallax.graph.guards import ScalarGuard
 from parallax.graph.iterators import untouched_iterators
 from parallax.graph.layouts import copy_before_views
 from parallax.graph.leftovers import take_out
@@ -36,7 +37,7 @@ from parallax.graph.operations import written_inputs
 from parallax.graph.outside import NO_NUMBERS, Numbers, standing_for
 from parallax.graph.products import join_products
 from parallax.graph.recording import Recording
-from parallax.graph.scalars import ScalarEnv, ScalarGuard
+from parallax.graph.scalars import ScalarEnv
 from parallax.graph.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.snapshot import Snapshot
 from parallax.graph.stacks import stack_in_order
@@ -88,8 +89,10 @@ def capture(
     objects.look_again()
     given = (step, objects, args, kwargs, devices or {}, varying or {}, streams or Streams())
     return decided(
-        lambda assertions: _capture_with_gradients(
-            functools.partial(_capture_once, *given, assertions, (), numbers)
+        lambda assertions: objects.conversions.captured(
+            lambda: _capture_with_gradients(
+                functools.partial(_capture_once, *given, assertions, (), numbers)
+            )
         )
     )
 
@@ -144,7 +147,7 @@ def _capture_once(
     lifted = [i for i, item in enumerate(batch) if isinstance(item, torch.Tensor) or i in python]
 
     real_values: dict[str, Any] = {leaf.name: leaf.value for leaf in numbers}
-    env = ScalarEnv(real_values, assertions)
+    env = ScalarEnv(real_values, assertions, objects.conversions)
     mode = fake_mode(env)
     fakes = [fake_like(mode, leaf.value, _device(leaf, devices)) for leaf in tensors]
     real_values.update((_batch_name(i), batch[i]) for i in lifted)

@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.batch_elements import BatchElements, elements
+from parallax.graph.guards import run_program
 from parallax.graph.loss_terms import (
     MEAN,
     NLL,
@@ -28,7 +29,7 @@ from parallax.graph.loss_terms import (
     weighted_uses,
 )
 from parallax.graph.operations import ancestors
-from parallax.graph.scalars import masks_of, run_program, slice_program
+from parallax.graph.scalars import masks_of, slice_program
 from parallax.graph.step_graph import StepGraph
 
 aten: Any = torch.ops.aten

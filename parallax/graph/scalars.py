@@ -17,7 +17,6 @@ import math
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,13 +24,14 @@ import torch
 
 from parallax.errors import DataDependentError
 from parallax.graph.assertions import Assertions, UndecidedError, checking, enforce, way_to_here
+from parallax.graph.conversions import Conversions
+from parallax.graph.guards import CHANGES, run_program
 from parallax.graph.operations import is_random, is_view, is_write, written_inputs
 from parallax.graph.replaced import replaced
 from parallax.graph.torch_internals import (
     GuardOnDataDependentSymNode,
     ShapeEnv,
     evaluate,
-    outside_tracing,
 )
 from parallax.graph.user_code import is_internal, user_line, user_place
 
@@ -73,45 +73,6 @@ def masks_of(node: torch.fx.Node) -> list[torch.fx.Node]:
     ]
 
 
-@dataclass(frozen=True)
-class ScalarGuard:
-    """``expression`` over numbers that ``program`` computes must stay ``expected``."""
-
-    expression: Any
-    symbols: tuple[Any, ...]
-    program: torch.fx.GraphModule
-    inputs: Mapping[str, int | None]
-    """The program's placeholders in order: 0-dim tensors and numbers of the state, and items of the
-    batch with their place among these."""
-    expected: Any
-    of_batch: bool = False
-    """It follows from tensors of the batch."""
-
-    def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether the branch is decided as at capture, for these values."""
-        results = run_program(self.program, [values[name] for name in self.inputs])
-        found = evaluate(self.expression, dict(zip(self.symbols, results, strict=True)))
-        return bool(found == self.expected)
-
-
-def run_program(program: torch.fx.GraphModule, arguments: list[Any]) -> tuple[Any, ...]:
-    """The numbers a slice computes; tensors are copied where they are counted in place."""
-    with outside_tracing(), torch.no_grad():
-        changes = program.meta[_CHANGES]
-        copies = [_as_counter(argument, changes) for argument in arguments]
-        return tuple(program.forward(*copies))
-
-
-_CHANGES = "changes its inputs"
-
-
-def _as_counter(value: Any, is_changed: bool) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone() if is_changed else value.detach()
-    dtype = torch.float64 if isinstance(value, float) else torch.int64
-    return torch.tensor(value, dtype=dtype, device="cpu")
-
-
 class Pending(NamedTuple):
     """What a branch has been decided by: ``program`` computes the symbols from what has ``names``.
     It is taken at the branch, since nodes that nothing else uses do not stay in the graph."""
@@ -126,11 +87,17 @@ class Pending(NamedTuple):
 class ScalarEnv(ShapeEnv):
     """A ShapeEnv that decides branches on known numbers by their present values."""
 
-    def __init__(self, values: Mapping[str, Any], assertions: Assertions | None = None) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        assertions: Assertions | None = None,
+        conversions: Conversions | None = None,
+    ) -> None:
         super().__init__(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         self.values = values
         """The state at capture and the batch, by the inputs' names."""
         self._assertions = assertions or {}
+        self._conversions = conversions or Conversions()
         self._asserted = 0
         self._is_trying = False
         """A branch has been taken to see what comes then."""
@@ -168,6 +135,8 @@ class ScalarEnv(ShapeEnv):
             nodes = tuple(node for node in found if node is not None)
             if self._is_trying and not _is_condition(orig_expr):
                 return 1 if orig_expr.is_integer else math.nan  # for a message
+            if not _is_condition(orig_expr) or _is_truth(orig_expr):
+                self._conversions.look(self._refusal(orig_expr))
             if self._tracer is None or len(nodes) < len(symbols):
                 raise self._refusal(orig_expr) from error
             sliced = slice_program(nodes, self.values, self._tracer.root)
@@ -226,9 +195,8 @@ class ScalarEnv(ShapeEnv):
         return DataDependentError(
             "Python control flow or conversion in the step depends on the values of tensors "
             f"(condition: {expression}), so the step is not one graph.",
-            hint="choose with torch.where or multiply by a mask instead of `if`; return a tensor "
-            "or tensor.item() instead of float(tensor) or int(tensor); move decisions outside the "
-            "step.",
+            hint="choose with torch.where or multiply by a mask instead of `if`; return numbers "
+            "that texts, NumPy, range() and places in lists need; move decisions outside the step.",
             where=user_line(),
         )
 
@@ -266,6 +234,14 @@ def _is_condition(expression: Any) -> bool:
 
     kinds = (sympy.core.relational.Relational, sympy.logic.boolalg.BooleanFunction)
     return isinstance(expression, kinds)
+
+
+def _is_truth(condition: Any) -> bool:
+    """Whether it is a truth value's own, as ``if mask.any()`` and ``float(mask.any())`` ask."""
+    import sympy
+
+    is_equation = isinstance(condition, sympy.Eq)
+    return is_equation and condition.args[0].is_symbol and condition.args[1] == 1
 
 
 def slice_program(
@@ -309,7 +285,7 @@ def slice_program(
     graph.output(tuple(found))
     fixed = {str(n.target): getattr(root, str(n.target)) for n in needed if n.op == "get_attr"}
     program = torch.fx.GraphModule(fixed, graph)
-    program.meta[_CHANGES] = any(map(is_write, needed))
+    program.meta[CHANGES] = any(map(is_write, needed))
     return program, tuple(names)
 
 

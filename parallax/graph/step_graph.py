@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.graph.draws import Draw
-from parallax.graph.scalars import ScalarGuard
+from parallax.graph.guards import ScalarGuard
 from parallax.graph.sites import Site, Source
 from parallax.graph.sizes import BatchSizes
 

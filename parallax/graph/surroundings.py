@@ -78,6 +78,7 @@ def prepared(
         stack.enter_context(without_foreach())
         stack.enter_context(products_of_any_size())
         stack.enter_context(symbolic_math())
+        stack.enter_context(objects.conversions.made())
         stack.enter_context(without_fused_rnn())
         stack.enter_context(whole_layers())
         stack.enter_context(torch.enable_grad())

@@ -1,0 +1,226 @@
+"""Python's own functions of numbers, for what is only known when the step runs: ``float(loss)``,
+``int(correct.sum())``, ``max(loss.item(), 0.5)``.
+
+Python has ``float()`` and ``int()`` give numbers of its own, and there are none while a step is
+captured. Where the step's code asks for one, the names stand for others in that module, which give
+symbols, and the step is captured again.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from parallax.errors import DataDependentError
+from parallax.graph.assertions import EndsError, UndecidedError
+from parallax.graph.replaced import replaced
+from parallax.graph.user_code import is_internal
+
+T = TypeVar("T")
+_SYMBOLS = torch.SymFloat | torch.SymInt | torch.SymBool
+
+
+class _Place(NamedTuple):
+    """A module of the user's, and a name in it that stands for Python's own function."""
+
+    module: str
+    name: str
+
+
+class Conversions:
+    """Where the code that a step reaches makes numbers of what it computes.
+
+    It is found by capturing: what is known of one capture is so for the next.
+    """
+
+    def __init__(self) -> None:
+        self._globals: dict[_Place, dict[str, Any]] = {}
+        self._left: set[_Place] = set()
+        """Where a symbol does not do."""
+
+    def look(self, refusal: DataDependentError) -> None:
+        """See whether the running line of the user's calls such a function.
+
+        Raises:
+            UnconvertedError: it does, and this was not known.
+        """
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and is_internal(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return
+        for name in _FUNCTIONS.keys() & set(frame.f_code.co_names):
+            place = _Place(str(frame.f_globals.get("__name__")), name)
+            is_pythons = name not in frame.f_globals and name not in frame.f_locals
+            if is_pythons and place not in self._globals and place not in self._left:
+                self._globals[place] = frame.f_globals
+                raise UnconvertedError(refusal, place)
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """Let the names in these modules give symbols."""
+        places = [one for one in self._globals.items() if one[0] not in self._left]
+        for place, names in places:
+            names[place.name] = _FUNCTIONS[place.name]
+        try:
+            with replaced(
+                (builtins, "max", _extreme(max, torch.sym_max, torch.gt)),
+                (builtins, "min", _extreme(min, torch.sym_min, torch.lt)),
+                (torch.nn.functional, "one_hot", _one_hot),
+            ):
+                yield
+        finally:
+            for place, names in places:
+                names.pop(place.name, None)
+
+    def captured(self, capture: Callable[[], T]) -> T:
+        """Capture a step, again for each place that is found.
+
+        Where a symbol does not do, Python's number is taken as before, if there can be one.
+        """
+        found: list[_Place] = []
+        while True:
+            try:
+                return capture()
+            except UnconvertedError as error:
+                found.append(error.place)
+            except (EndsError, UndecidedError):
+                raise
+            except Exception:
+                if not found:
+                    raise
+                self._left.update(found)
+                with contextlib.suppress(Exception):
+                    return capture()
+                self._left.difference_update(found)
+                raise
+
+
+class UnconvertedError(DataDependentError):
+    """Python asks for a number where a symbol may do. Not for users to see."""
+
+    def __init__(self, refusal: DataDependentError, place: _Place) -> None:
+        super().__init__(refusal.problem, hint=refusal.hint, where=refusal.where)
+        self.place = place
+
+
+class _Kind(type):
+    """The kind of a class that stands for one of Python's numbers, but for what it makes of
+    symbols and tensors."""
+
+    python: type
+    of_tensor: Callable[[torch.Tensor], Any]
+
+    def __call__(cls, *values: Any, **named: Any) -> Any:
+        if len(values) == 1 and not named and is_unknown(values[0]):
+            return cls.of_tensor(_as_tensor(values[0]))
+        return cls.python(*values, **named)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, cls.python)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, cls.python)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.python, name)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.python
+
+    def __hash__(cls) -> int:
+        return hash(cls.python)
+
+
+class _Float(metaclass=_Kind):
+    python = float
+
+    @staticmethod
+    def of_tensor(value: torch.Tensor) -> Any:
+        return (value if value.is_floating_point() else value.to(torch.float64)).item()
+
+
+class _Int(metaclass=_Kind):
+    python = int
+
+    @staticmethod
+    def of_tensor(value: torch.Tensor) -> Any:
+        return value.to(torch.int64).item()
+
+
+_FUNCTIONS: dict[str, Any] = {"float": _Float, "int": _Int}
+
+
+def is_unknown(value: Any) -> bool:
+    """Whether a number, or a tensor of one, is only known when the step runs."""
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, _SYMBOLS) and not value.node.has_hint()
+
+
+def _as_tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    kinds = {torch.SymFloat: torch.float64, torch.SymInt: torch.int64, torch.SymBool: torch.bool}
+    return torch.scalar_tensor(value, dtype=kinds[type(value)], device="cpu")
+
+
+def _one_hot(tensor: torch.Tensor, num_classes: Any = -1) -> torch.Tensor:
+    """With as many classes as the largest label says, where none are given: PyTorch's own wants
+    that number for itself."""
+    if isinstance(num_classes, int) and num_classes != -1:
+        return _torchs_one_hot(tensor, num_classes)
+    if isinstance(num_classes, int):
+        num_classes = tensor.max().item() + 1
+    classes = torch.arange(num_classes, device=tensor.device)
+    return (tensor.unsqueeze(-1) == classes).to(torch.int64)
+
+
+_torchs_one_hot = torch.nn.functional.one_hot
+
+
+def _extreme(
+    python: Callable[..., Any], symbolic: Callable[..., Any], is_better: Callable[..., Any]
+) -> Callable[..., Any]:
+    """``max`` or ``min``: of equal ones the first, as of Python's."""
+
+    def better(one: Any, other: Any) -> Any:
+        if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+            return torch.where(is_better(*_tensors(other, one)), other, one)
+        if is_unknown(one) or is_unknown(other):
+            return symbolic(one, other)
+        return python(one, other)
+
+    def called(*values: Any, **named: Any) -> Any:
+        if named or is_internal(sys._getframe(1).f_code.co_filename):
+            return python(*values, **named)
+        if len(values) != 1:
+            return _folded(values, better, python)
+        return _folded(list(values[0]), better, python)
+
+    return called
+
+
+def _folded(
+    values: Sequence[Any], better: Callable[[Any, Any], Any], python: Callable[..., Any]
+) -> Any:
+    numbers = all(isinstance(one, int | float | _SYMBOLS) or is_unknown(one) for one in values)
+    if not numbers or not any(map(is_unknown, values)):
+        return python(values)
+    found = values[0]
+    for value in values[1:]:
+        found = better(found, value)
+    return found
+
+
+def _tensors(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two numbers to compare, the first of them as a tensor."""
+    if isinstance(one, torch.Tensor):
+        return one, other
+    return torch.scalar_tensor(one, dtype=other.dtype, device=other.device), other
