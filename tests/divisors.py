@@ -13,7 +13,8 @@ from torch import nn
 from parallax.config import Config
 from parallax.graph.capture import capture
 from parallax.graph.discovery import discover
-from parallax.graph.totals import Batches, means_left_alone
+from parallax.graph.step_graph import StepGraph
+from parallax.graph.totals import Batches, means_left_alone, sums_by_inputs
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
@@ -210,19 +211,37 @@ def of_tasks_at_once(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor
 
 def line_left_alone(loss: Callable[..., torch.Tensor]) -> str:
     """Where a loss of the net, words and labels has a mean that stays each worker's own."""
+    graph, names = _captured(loss, *data([(4,)], seed=5)[0][0])
+    return str(means_left_alone(graph, names, Batches(leave_out=True)) or "")
+
+
+def line_of_sums_by_inputs(counted: bool) -> str:
+    """Where a loss divides by how many labels there are, if they are counted before the step."""
+
+    def loss(net: Net, x: torch.Tensor, y: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        number = (y != PAD).sum() if counted else count.clamp(min=1)
+        return F.cross_entropy(net(x).mT, y, ignore_index=PAD, reduction="sum") / number
+
+    x, y = data([(4,)], seed=5)[0][0]
+    return str(sums_by_inputs(*_captured(loss, x, y, (y != PAD).sum())) or "")
+
+
+def _captured(
+    loss: Callable[..., torch.Tensor], *batch: torch.Tensor
+) -> tuple[StepGraph, list[str]]:
+    """A step of the net, and its variables."""
     net = Net().double()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def step(*batch: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
-        value = loss(net, x, y)
+        value = loss(net, *batch)
         value.backward()
         optimizer.step()
         return value
 
-    graph = capture(step, discover(step), data([(4,)], seed=5)[0][0], {})
-    names = [name for name, _ in net.named_parameters()]
-    return str(means_left_alone(graph, names, Batches(leave_out=True)) or "")
+    graph = capture(step, discover(step), batch, {})
+    return graph, [name for name, _ in net.named_parameters()]
 
 
 def data(division: Sequence[Sequence[int]], seed: int) -> list[list[tuple[torch.Tensor, ...]]]:

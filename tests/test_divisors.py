@@ -45,13 +45,20 @@ def test_means_with_learned_weights(pool: Pool, name: str) -> None:
         assert sent == TOTALS * len(division)
 
 
-LEFT_ALONE = ("a part of a mean", "another division", "a part of another")
+LEFT_ALONE = ("a part of a mean", "another division", "a part of another", "no sum above")
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_means_that_a_loss_is_no_sum_of_have_a_line(name: str) -> None:
     loss = divisors.OTHERS[name]
     assert "divisors.py" in divisors.line_left_alone(lambda net, x, y: loss(net(x), y))
+
+
+@pytest.mark.parametrize(("counted", "is_told"), [(False, True), (True, False)])
+def test_sums_that_are_divided_by_a_number_of_the_batch_are_told(
+    counted: bool, is_told: bool
+) -> None:
+    assert ("divisors.py" in divisors.line_of_sums_by_inputs(counted)) is is_told
 
 
 def test_tasks_that_are_weighted_at_once_have_a_line() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import user_gradients
 import user_indexing  # noqa: F401 - makes cases
+import user_labels  # noqa: F401 - makes cases
 import user_means  # noqa: F401 - makes cases
 import user_memories  # noqa: F401 - makes cases
 import user_models  # noqa: F401 - makes cases

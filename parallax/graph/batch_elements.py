@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.loss_terms import REDUCTIONS, from_batch
+from parallax.graph.loss_terms import REDUCTIONS, SIZES, from_batch
 from parallax.graph.operations import is_random, is_view
 from parallax.graph.sizes import same_shape
 from parallax.graph.step_graph import StepGraph
@@ -21,6 +21,7 @@ _ALIKE = {
     aten.clone.default,
     aten.detach.default,
     aten.alias.default,
+    aten._unsafe_view.default,
     aten.index.Tensor,
     aten.gather.default,
     aten.masked_select.default,
@@ -52,6 +53,8 @@ class BatchElements:
         self._drawn: set[Node] = set()
         self._other = set(parameters)
         for node in step.graph.nodes:
+            if node.target in SIZES:
+                continue
             if is_random(node) or any(one in self._drawn for one in node.all_input_nodes):
                 self._drawn.add(node)
             if node in self._drawn or any(one in self._other for one in node.all_input_nodes):

@@ -10,6 +10,7 @@ from torch.fx.graph import CodeGen
 
 from parallax.graph.assigned import settle_assigned
 from parallax.graph.backwards import keep_marks_in_use
+from parallax.graph.in_place import compute_anew
 from parallax.graph.operations import is_random, is_view
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
@@ -24,6 +25,7 @@ def clean(step: StepGraph) -> None:
     step.graph.set_codegen(CodeGen())
     _read_numbers_directly(step)
     _drop_no_ops(step.graph)
+    compute_anew(step.graph)
     remove_dead(step.graph)  # which may be all that reads a gradient
     settle_assigned(step)
     keep_marks_in_use(step.graph)

@@ -13,7 +13,7 @@ import contextlib
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -70,8 +70,8 @@ class Conversions:
             names[place.name] = _FUNCTIONS[place.name]
         try:
             with replaced(
-                (builtins, "max", _extreme(max, torch.sym_max, torch.gt)),
-                (builtins, "min", _extreme(min, torch.sym_min, torch.lt)),
+                (builtins, "max", _extreme(max, torch.sym_max, torch.gt, "min")),
+                (builtins, "min", _extreme(min, torch.sym_min, torch.lt, "max")),
                 (torch.nn.functional, "one_hot", _one_hot),
             ):
                 yield
@@ -186,12 +186,25 @@ _torchs_one_hot = torch.nn.functional.one_hot
 
 
 def _extreme(
-    python: Callable[..., Any], symbolic: Callable[..., Any], is_better: Callable[..., Any]
+    python: Callable[..., Any],
+    symbolic: Callable[..., Any],
+    is_better: Callable[..., Any],
+    bound: str,
 ) -> Callable[..., Any]:
-    """``max`` or ``min``: of equal ones the first, as of Python's."""
+    """``max`` or ``min``: of equal ones the first, as of Python's.
+
+    Args:
+        python: the function.
+        symbolic: of two symbols.
+        is_better: whether the second of two is taken.
+        bound: the argument of ``torch.clamp`` for a number that bounds a tensor.
+    """
 
     def better(one: Any, other: Any) -> Any:
         if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+            tensor, number = _apart(one, other)
+            if number is not None and not tensor.requires_grad:
+                return torch.clamp(tensor, **cast(Any, {bound: number}))
             return torch.where(is_better(*_tensors(other, one)), other, one)
         if is_unknown(one) or is_unknown(other):
             return symbolic(one, other)
@@ -217,6 +230,13 @@ def _folded(
     for value in values[1:]:
         found = better(found, value)
     return found
+
+
+def _apart(one: Any, other: Any) -> tuple[Any, int | float | None]:
+    """A tensor and a number of Python's, if they are that."""
+    if not isinstance(one, torch.Tensor):
+        one, other = other, one
+    return one, other if isinstance(other, int | float) else None
 
 
 def _tensors(one: Any, other: Any) -> tuple[Any, Any]:

@@ -15,12 +15,14 @@ import torch
 from torch.fx import Graph, Node
 
 from parallax.graph.batch_elements import BatchElements
-from parallax.graph.divisors import summed, total_of
+from parallax.graph.divided_by import total_of
+from parallax.graph.divisors import summed
 from parallax.graph.loss_terms import (
     MEAN,
     NLL,
     REDUCTIONS,
     Factor,
+    WeightedUse,
     losses,
     reduction,
     terms,
@@ -65,9 +67,8 @@ class Count:
     factors: list[Factor] = field(default_factory=list)
     terms: list[Node] = field(default_factory=list)
     uses: list[Node] = field(default_factory=list)
-    weighted: list[tuple[Node, Node]] = field(default_factory=list)
-    """Uses of what was divided by it, for gradients of what multiplies that: see
-    :func:`weighted_uses`."""
+    weighted: list[WeightedUse] = field(default_factory=list)
+    """Of its terms."""
 
 
 def counts(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> list[Count]:
@@ -117,10 +118,10 @@ class _Search:
             count.factors.append(factor)
             count.terms.append(term)
             count.weighted += weighted
-        for node in ancestors([loss]) if found else ():
+        known = {term for count in found.values() for term in count.terms}
+        for node in ancestors([loss]) - known if found else ():
             number = self._divides_by(node)
-            if number in found and node not in found[number].terms:
-                del found[number]  # which of the gradients are divided for it is not known
+            found.pop(number, None)  # which of the gradients are divided for it is not known
         after = sorted(gradients, key=self._order.__getitem__) if found else []
         for key, count in found.items():
             for node in after:

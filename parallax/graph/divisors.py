@@ -16,6 +16,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.batch_elements import BatchElements, elements
+from parallax.graph.divided_by import SUMS, Followed, Step, is_total, total_of
 from parallax.graph.guards import run_program
 from parallax.graph.loss_terms import (
     MEAN,
@@ -23,6 +24,7 @@ from parallax.graph.loss_terms import (
     REDUCTIONS,
     SUM,
     Factor,
+    WeightedUse,
     losses,
     reduction,
     terms,
@@ -36,17 +38,6 @@ aten: Any = torch.ops.aten
 
 _LEFT_OUT = -100
 """The label that losses leave out unless they are told another one."""
-_SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default}
-_SAME = {
-    aten._to_copy.default,
-    aten.clone.default,
-    aten.detach.default,
-    aten.alias.default,
-    aten._local_scalar_dense.default,
-}
-"""Operations that give the number that they get."""
-_LEAST = 1.0
-"""Up to it, what is added to a divisor or bounds it only keeps it from being zero."""
 
 
 @dataclass(eq=False)
@@ -66,16 +57,15 @@ class Divisor:
 
     value: Node
     total: Node | None
-    steps: tuple[Node, ...] = ()
+    steps: tuple[Step, ...] = ()
     is_mean: bool = False
     multiplies: bool = False
     factors: list[Factor] = field(default_factory=list)
     uses: list[Node] = field(default_factory=list)
     terms: list[Node] = field(default_factory=list)
     """What divides numbers of the loss by it."""
-    weighted: list[tuple[Node, Node]] = field(default_factory=list)
-    """Uses of what was divided by it, for gradients of what multiplies that: see
-    :func:`weighted_uses`."""
+    weighted: list[WeightedUse] = field(default_factory=list)
+    """Of its terms."""
 
 
 def divisors(step: StepGraph, of_batch: BatchElements) -> list[Divisor]:
@@ -105,13 +95,30 @@ def divisors(step: StepGraph, of_batch: BatchElements) -> list[Divisor]:
     return [one for one in found.values() if _find_uses(one, after[one.value])]
 
 
-def parts_of_others(step: StepGraph, of_batch: BatchElements) -> Iterator[tuple[Node, Divisor]]:
-    """Whatever a step's losses are made of and is divided, also where a loss is no sum of it."""
+def parts_of_others(step: StepGraph, of_batch: BatchElements, leave_out: bool) -> Iterator[Node]:
+    """Whatever a step's losses are made of and is divided by a number that the batch tells, also
+    where a loss is no sum of it.
+
+    Args:
+        leave_out: some labels are left out by PyTorch's default.
+    """
     search = _Search(of_batch)
     for loss, _ in losses(step.graph):
         for node in ancestors([loss]):
             if (divisor := search.of_term(node)) is not None:
-                yield node, divisor
+                if leave_out or not is_plain(divisor):
+                    yield node
+            elif search.divides_by_total(node):
+                yield node
+
+
+def divided_by_inputs(step: StepGraph, of_batch: BatchElements) -> Iterator[Node]:
+    """Sums in a step's losses that are divided by a number which the batch brings."""
+    search = _Search(of_batch)
+    for loss, _ in losses(step.graph):
+        for term, factor in terms(loss, search.is_factor):
+            if summed(term) is not None and any(map(search.is_input, factor.over)):
+                yield term
 
 
 def leaves_out_labels(step: StepGraph, batch: Sequence[Any]) -> bool:
@@ -189,13 +196,32 @@ class _Search:
         arguments: Any = term.args
         if term.target is operator.getitem and arguments[0].target in NLL and arguments[1] == 0:
             return self._of_labels(arguments[0])
-        if term.target is aten.div.Tensor:
-            return self._of_quotient(arguments[0], arguments[1], multiplies=False)
-        if term.target is aten.mul.Tensor:
-            for part, value in (arguments, reversed(arguments)):
-                if found := self._of_quotient(part, value, multiplies=True):
-                    return found
+        for part, value, multiplies in _quotients(term):
+            if found := self._of_quotient(part, value, multiplies):
+                return found
+        return self._of_elements(term)
+
+    def _of_elements(self, term: Node) -> Divisor | None:
+        """Of a sum of quotients, ``(loss / count).sum()``."""
+        source = term.args[0] if term.target is aten.sum.default else None
+        for part, value, multiplies in _quotients(source) if isinstance(source, Node) else ():
+            if not isinstance(part, Node) or not self._found.is_of_batch(value):
+                continue
+            if (found := self._total(value, multiplies)) and self._shares(part, found.total):
+                return Divisor(value, found.total, found.steps, False, multiplies, [Factor()])
         return None
+
+    def divides_by_total(self, node: Node) -> bool:
+        """Whether what follows from parameters is divided by a sum over the batch."""
+        for part, value, multiplies in _quotients(node):
+            if self._found.is_of_other(part) and self._found.is_of_batch(value):
+                return self._total(value, multiplies) is not None
+        return False
+
+    def is_input(self, value: Node) -> bool:
+        """Whether a number follows from numbers of the batch alone."""
+        sources = [one for one in elements(value) if one.op == "placeholder"]
+        return self._found.is_of_batch(value) and all(map(_is_number, sources))
 
     def _of_labels(self, loss: Node) -> Divisor | None:
         labels, weight = loss.args[1:3]
@@ -211,59 +237,45 @@ class _Search:
     def _of_quotient(self, part: Any, value: Any, multiplies: bool) -> Divisor | None:
         if not isinstance(part, Node) or not self._found.is_of_batch(value):
             return None
-        found = total_of(value)
-        if found is None or found[-1] is not multiplies:
+        if (found := self._total(value, multiplies)) is None:
             return None
         total, steps, _ = found
-        counted: Any = total.args[0]
-        if not self._found.adds_up(counted):
-            return None
         is_mean = total.target is aten.mean.default
-        shared = self._found.batch.intersection(elements(counted))
         factors = []
         for term, factor in terms(part, self.is_factor):
             source = summed(term, is_mean)
-            if source is None or shared.isdisjoint(elements(source)):
+            if source is None or not self._shares(source, total):
                 return None
             factors.append(factor)
         return Divisor(value, total, steps, is_mean, multiplies, factors)
 
-
-def total_of(value: Node) -> tuple[Node, tuple[Node, ...], bool] | None:
-    """The sum that a number follows from in a way that keeps it one, what is computed of it, and
-    whether the number is one over it."""
-    steps: list[Node] = []
-    is_inverse = False
-    node = value
-    while not _is_total(node):
-        arguments: Any = node.args
-        target = node.target
-        if target in _SAME:
-            pass
-        elif target in (aten.add.Tensor, aten.clamp.default, aten.clamp_min.default):
-            if not _is_small(arguments[1]) or len(arguments) > 2 or node.kwargs:
-                return None
-        elif target is aten.reciprocal.default and not is_inverse:
-            is_inverse = True
-        elif target is not aten.mul.Tensor or arguments[1] != 1:
+    def _total(self, value: Node, is_inverse: bool) -> Followed | None:
+        """How a number follows from a sum over the batch."""
+        found = total_of(value)
+        if found is None or found.is_inverse is not is_inverse:
             return None
-        steps.append(node)
-        node = arguments[0]
-        if not isinstance(node, Node):
-            return None
-    return node, tuple(reversed(steps)), is_inverse
+        counted: Any = found.total.args[0]
+        return found if self._found.adds_up(counted) else None
+
+    def _shares(self, source: Node, total: Node) -> bool:
+        """Whether elements follow from those of the batch that a total is of."""
+        counted = self._found.batch.intersection(elements(total.args[0]))
+        return not counted.isdisjoint(elements(source))
 
 
-def _is_total(node: Node) -> bool:
-    """Whether a node adds up, or averages, all elements of a tensor."""
+def _is_number(node: Node) -> bool:
     value = node.meta.get("val")
-    if node.target not in (*_SUMS, aten.mean.default):
-        return False
-    return isinstance(value, torch.Tensor) and value.dim() == 0
+    return not isinstance(value, torch.Tensor) or value.dim() == 0
 
 
-def _is_small(value: Any) -> bool:
-    return isinstance(value, int | float) and 0 <= value <= _LEAST
+def _quotients(node: Node) -> Iterator[tuple[Any, Any, bool]]:
+    """What is divided, by what, or may be multiplied with one over it: whether it is."""
+    arguments: Any = node.args
+    if node.target is aten.div.Tensor:
+        yield (*arguments[:2], False)
+    elif node.target is aten.mul.Tensor:
+        yield (*arguments, True)
+        yield (*reversed(arguments), True)
 
 
 def summed(term: Node, is_mean: bool = False) -> Node | None:
@@ -273,5 +285,5 @@ def summed(term: Node, is_mean: bool = False) -> Node | None:
         node = node.args[0]
     if node.target in REDUCTIONS:
         return node if not is_mean and reduction(node) == SUM else None
-    wanted = {aten.mean.default} if is_mean else _SUMS
-    return node.args[0] if node.target in wanted and _is_total(node) else None
+    wanted = {aten.mean.default} if is_mean else SUMS
+    return node.args[0] if node.target in wanted and is_total(node) else None

@@ -34,6 +34,8 @@ REDUCTIONS = {
 }
 """Of loss functions, which argument is their reduction."""
 
+SIZES = {aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int}
+"""What says nothing of the values of tensors."""
 _SUMS = {aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor}
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 _QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
@@ -65,11 +67,11 @@ class Factor:
 
 
 def from_batch(step: StepGraph) -> set[Node]:
-    """What is computed from the batch."""
+    """What is computed from the values of the batch, as against its sizes."""
     inputs = zip(step.own_placeholders(), step.inputs, strict=True)
     found = {node for node, item in inputs if item.kind == "batch"}
     for node in step.graph.nodes:
-        if any(source in found for source in node.all_input_nodes):
+        if node.target not in SIZES and any(source in found for source in node.all_input_nodes):
             found.add(node)
     return found
 
@@ -115,10 +117,25 @@ def terms(loss: Node, scales: Scales) -> Iterator[tuple[Node, Factor]]:
             queue += [(part, factor * times) for part, times in parts if _is_number(part)]
 
 
+@dataclass(frozen=True, eq=False)
+class WeightedUse:
+    """Where the gradient of what multiplies terms, such as a learned weight of a task, uses these.
+
+    Args:
+        use: what is computed of them.
+        part: what it uses: a sum of terms.
+        terms: these, each with what multiplies it.
+    """
+
+    use: Node
+    part: Node
+    terms: tuple[tuple[Node, Factor], ...]
+
+
 def weighted_uses(
     term: Node, factor: Factor, scales: Scales, gradients: set[Node]
-) -> list[tuple[Node, Node]] | None:
-    """Where gradients of what multiplies a term, such as a learned weight of a task, use the term.
+) -> list[WeightedUse] | None:
+    """The uses of a term, or of sums with it, for gradients of what multiplies it.
 
     Args:
         term: of a loss.
@@ -127,16 +144,15 @@ def weighted_uses(
         gradients: what follows from the loss on the way to gradients.
 
     Returns:
-        Each use and what it uses, which is the term or a multiple of it; None if that has other
-        terms as well, or is used in another way than to multiply.
+        None if one is used in another way than to multiply.
     """
-    found: list[tuple[Node, Node]] = []
+    found: dict[tuple[Node, Node], WeightedUse] = {}
     for weight in factor.times + factor.over:
         for product in weight.users:
             if product in gradients or product.target not in _PRODUCTS | _QUOTIENTS:
                 continue
             part = next(one for one in product.args if one is not weight)
-            if not isinstance(part, Node) or not _is_multiple(part, term, scales):
+            if not isinstance(part, Node) or not _has_term(part, term, scales):
                 continue
             # Of a quotient the gradient first divides by the weight once more.
             several = [part]
@@ -147,9 +163,9 @@ def weighted_uses(
                         several += [user] if multiplies and user not in several else []
                     elif not multiplies:
                         return None
-                    elif (user, one) not in found:
-                        found.append((user, one))
-    return found
+                    else:
+                        found[user, one] = WeightedUse(user, one, tuple(terms(one, scales)))
+    return list(found.values())
 
 
 def _multiplies(node: Node, part: Node) -> bool:
@@ -162,13 +178,8 @@ def _multiplies(node: Node, part: Node) -> bool:
     return node.target in _PRODUCTS
 
 
-def _is_multiple(node: Node, term: Node, scales: Scales) -> bool:
-    while node is not term:
-        parts = _parts(node, scales)
-        if parts is None or len(parts) != 1:
-            return False
-        ((node, _),) = parts
-    return True
+def _has_term(part: Node, term: Node, scales: Scales) -> bool:
+    return any(one is term for one, _ in terms(part, scales))
 
 
 def _parts(node: Node, scales: Scales) -> list[tuple[Node, Factor]] | None:

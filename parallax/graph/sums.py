@@ -61,7 +61,15 @@ def _adds_up(node: Node, rows: int) -> bool:
     if place is not None:
         is_sum = len(node.args) > place and bool(node.args[place] == SUM)
         return is_sum and _length(source) % rows == 0  # of sequences, one for each item
-    return node.target in (aten.sum.default, aten.sum.dim_IntList) and _length(source) == rows
+    if node.target not in (aten.sum.default, aten.sum.dim_IntList) or _is_divided(source):
+        return False
+    return _length(source) == rows
+
+
+def _is_divided(source: Any) -> bool:
+    """Whether elements are divided by a number that is computed."""
+    by = source.args[1] if getattr(source, "target", None) is aten.div.Tensor else None
+    return isinstance(by, Node) and _length(by) == 1
 
 
 def _length(source: Any) -> int:

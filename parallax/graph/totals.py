@@ -11,7 +11,13 @@ from parallax.errors import SourceLine
 from parallax.graph.aliases import memory_of
 from parallax.graph.batch_elements import BatchElements
 from parallax.graph.counts import Count, counts, selections_of_others
-from parallax.graph.divisors import Divisor, divisors, is_plain, parts_of_others
+from parallax.graph.divisors import (
+    Divisor,
+    divided_by_inputs,
+    divisors,
+    is_plain,
+    parts_of_others,
+)
 from parallax.graph.operations import written_inputs
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.user_code import line_of
@@ -57,14 +63,17 @@ def means_left_alone(
 ) -> SourceLine | None:
     """Where a mean over some of the batch stays this worker's own, since a loss is no sum of it."""
     of_batch = BatchElements(step, _changing(step, variables))
-    known = {node for one in _totals(step, of_batch, batches) for node in one.terms}
-    left = {
-        node
-        for node, divisor in parts_of_others(step, of_batch)
-        if batches.leave_out or not is_plain(divisor)
-    }
+    terms = {node for one in _totals(step, of_batch, batches) for node in one.terms}
+    known = terms.union(*(node.all_input_nodes for node in terms))  # a sum of quotients
+    left = set(parts_of_others(step, of_batch, batches.leave_out))
     left.update(selections_of_others(step, of_batch, batches.by_rows))
     return next((line_of(node) for node in step.graph.nodes if node in left - known), None)
+
+
+def sums_by_inputs(step: StepGraph, variables: Collection[str]) -> SourceLine | None:
+    """Where a loss divides a sum by a number that the batch brings."""
+    of_batch = BatchElements(step, _changing(step, variables))
+    return next((line_of(node) for node in divided_by_inputs(step, of_batch)), None)
 
 
 def means_of_items(step: StepGraph, variables: Collection[str]) -> SourceLine | None:

@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from parallax.graph.counts import Count, divides_within
 from parallax.graph.divisors import Divisor
-from parallax.graph.loss_terms import losses
+from parallax.graph.loss_terms import WeightedUse, losses
 from parallax.graph.operations import add_call
 from parallax.graph.totals import Batches, totals
 from parallax.ops.resources import finish, start
@@ -75,7 +75,7 @@ def _divide_by_all(batches: Batches, work: Rewriting) -> None:
 
 
 def _uses(divisor: Divisor | Count) -> list[Node]:
-    return [*divisor.uses, *(use for use, _ in divisor.weighted)]
+    return [*divisor.uses, *(one.use for one in divisor.weighted)]
 
 
 def _sources(divisor: Divisor | Count, total: Node) -> list[Node]:
@@ -94,6 +94,7 @@ def _exchange(
         work.call(start, resource, 0, [*found.values()], factors)
     with work.graph.inserting_before(use):
         all_of_them = work.call(finish, resource, 0)
+        shares: dict[Node, Node] = {}
         for number, (divisor, total) in enumerate(found.items()):
             example = total.meta["val"].double()
             parts = []
@@ -102,9 +103,13 @@ def _exchange(
                 part.meta["val"] = example
                 parts.append(part)
             if isinstance(divisor, Divisor):
-                _replace(work, divisor, *parts)
+                share = _replace(work, divisor, *parts)
             else:
-                _replace_count(work, divisor, total, *parts)
+                share = _replace_count(work, divisor, total, *parts)
+            shares.update(dict.fromkeys(divisor.terms, share))
+    uses = {(one.use, one.part): one for divisor in found for one in divisor.weighted}
+    for weighted in uses.values():
+        _replace_weighted(work, weighted, shares)
 
 
 def _total(work: Rewriting, divisor: Divisor) -> Node:
@@ -157,19 +162,20 @@ def _factor(work: Rewriting, divisor: Divisor | Count) -> Any:
     return whole
 
 
-def _replace(work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: Node) -> None:
+def _replace(work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: Node) -> Node:
     """Divide gradients by the number of all workers, at the graph's insertion point.
 
     Args:
         total: the sum over all workers' batches.
         own, whole: what this worker's batch counts in means, and what all do.
+
+    Returns:
+        What the terms are to be multiplied with to be divided by that number.
     """
     graph = work.graph
     number = total
     for step in divisor.steps:
-        if step.target is not aten._local_scalar_dense.default:
-            others = step.args[1:]
-            number = add_call(graph, step.target, number, *others, **step.kwargs)
+        number = add_call(graph, step.target, number, *step.others, **dict(step.named))
     first, second = (whole, own) if divisor.multiplies else (own, whole)
     number = _in_mean(work, number, first, second)
     for use in divisor.uses:
@@ -177,33 +183,39 @@ def _replace(work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: N
     upper, lower = divisor.value, number
     if divisor.multiplies:
         upper, lower = lower, upper
-    _replace_weighted(work, divisor, upper, lower)
+    return add_call(graph, aten.div.Tensor, upper, lower)
 
 
-def _replace_weighted(work: Rewriting, divisor: Divisor | Count, own: Node, number: Node) -> None:
-    """Let gradients of what multiplies terms use the terms as they are with all workers' number, at
-    the graph's insertion point.
+def _replace_weighted(work: Rewriting, weighted: WeightedUse, shares: Mapping[Node, Node]) -> None:
+    """Let the gradient of what multiplies terms use them as they are with all workers' numbers.
 
     Args:
-        own: what they were divided by.
-        number: what they would be divided by.
+        shares: by term, what to multiply it with.
     """
-    if not divisor.weighted:
-        return
     graph = work.graph
-    more = add_call(graph, aten.div.Tensor, own, number)
-    nothing = add_call(graph, aten.eq.Scalar, more, 0)
-    for use, part in divisor.weighted:
-        # Of nothing a mean is no number.
-        some = add_call(graph, aten.masked_fill.Scalar, part, nothing, 0)
-        use.replace_input_with(
-            part, add_call(graph, aten.mul.Tensor, some, _alike(work, more, part))
-        )
+    whole: Node | None = None
+    with graph.inserting_before(weighted.use):
+        for term, factor in weighted.terms:
+            value = term
+            if (share := shares.get(term)) is not None:
+                # Of nothing a mean is no number.
+                nothing = add_call(graph, aten.eq.Scalar, share, 0)
+                some = add_call(graph, aten.masked_fill.Scalar, term, nothing, 0)
+                value = add_call(graph, aten.mul.Tensor, some, _alike(work, share, term))
+            if factor.constant != 1:
+                value = add_call(graph, aten.mul.Tensor, value, factor.constant)
+            for number in factor.times:
+                value = add_call(graph, aten.mul.Tensor, value, number)
+            for number in factor.over:
+                value = add_call(graph, aten.div.Tensor, value, number)
+            whole = value if whole is None else add_call(graph, aten.add.Tensor, whole, value)
+    assert whole is not None
+    weighted.use.replace_input_with(weighted.part, whole)
 
 
 def _replace_count(
     work: Rewriting, count: Count, counted: Node, total: Node, own: Node, whole: Node
-) -> None:
+) -> Node:
     """As :func:`_replace`, of a number that gradients may be divided by within an operation.
 
     Args:
@@ -222,7 +234,7 @@ def _replace_count(
         else:
             use.target = _BY_TENSOR.get(use.target, use.target)
             use.args = (arguments[0], _alike(work, number, use))
-    _replace_weighted(work, count, counted, number)
+    return add_call(graph, aten.div.Tensor, counted, number)
 
 
 def _in_mean(work: Rewriting, number: Node, first: Node, second: Node) -> Node:

@@ -29,7 +29,7 @@ from parallax.graph.discovery import StepObjects
 from parallax.graph.divisors import leaves_out_labels
 from parallax.graph.draws import Streams
 from parallax.graph.state import Leaf
-from parallax.graph.totals import Batches, means_left_alone, means_of_items, totals
+from parallax.graph.totals import Batches, means_left_alone, means_of_items, sums_by_inputs, totals
 from parallax.graph.variables import Analysis
 from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import Pass
@@ -176,7 +176,14 @@ def tell_of_means(analysis: Analysis, config: Config, batches: Batches) -> None:
     if (where := means_left_alone(step, variables, batches)) is not None:
         logger.warning(
             "a mean over some of the batch is that of each worker's own batch, as the loss is "
-            "another function of it than a sum (%s)",
+            "not seen to be a sum of such means, each times a number (%s)",
+            where,
+        )
+    if (where := sums_by_inputs(step, variables)) is not None:
+        logger.warning(
+            "the loss is a sum, divided by a number that the batch brings, which is each worker's "
+            "own: to divide by the number of all batches, count it in the step, as in (labels != "
+            "padding).sum() (%s)",
             where,
         )
     if batches.by_rows and (where := means_of_items(step, variables)) is not None:

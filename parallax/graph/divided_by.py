@@ -1,0 +1,143 @@
+"""The sum over a batch that a number follows from, and how."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.operations import is_view
+from parallax.graph.torch_internals import FakeTensor
+
+aten: Any = torch.ops.aten
+
+SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default}
+
+_AS_NUMBER = {aten._local_scalar_dense.default, torch.sym_float}
+_SAME = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.alias.default,
+    *_AS_NUMBER,
+}
+"""Operations that give the number that they get."""
+_BOUNDS = {
+    aten.clamp.default: aten.clamp.default,
+    aten.clamp_min.default: aten.clamp_min.default,
+    aten.maximum.default: aten.maximum.default,
+    aten.max.other: aten.maximum.default,
+    torch.sym_max: aten.clamp_min.default,
+    aten.add.Tensor: aten.add.Tensor,
+    operator.add: aten.add.Tensor,
+}
+"""What keeps a number from being zero, with the operation of tensors for it."""
+_PRODUCTS = {aten.mul.Tensor, operator.mul}
+_LEAST = 1.0
+"""Up to it, what is added to a divisor or bounds it only keeps it from being zero."""
+
+
+class Step(NamedTuple):
+    """An operation on a number, which is its first argument."""
+
+    target: Any
+    others: tuple[Any, ...] = ()
+    named: tuple[tuple[str, Any], ...] = ()
+
+
+class Followed(NamedTuple):
+    """How a number follows from a sum.
+
+    Args:
+        total: the sum, or the mean.
+        steps: what is computed of it.
+        is_inverse: the number is one over it.
+    """
+
+    total: Node
+    steps: tuple[Step, ...]
+    is_inverse: bool
+
+
+def total_of(value: Node) -> Followed | None:
+    """The sum that a number follows from in a way that keeps it one."""
+    steps: list[Step] = []
+    is_inverse = False
+    node = value
+    while not is_total(node):
+        arguments = list(node.args)
+        if node.target in _PRODUCTS | _BOUNDS.keys() and not isinstance(arguments[0], Node):
+            arguments[:2] = arguments[1::-1]
+        elif node.target in (aten.maximum.default, aten.max.other) and _is_small(arguments[0]):
+            arguments.reverse()
+        if node.target not in _AS_NUMBER and not _is_view_of_one(node):
+            step = _step(node, arguments)
+            if step is None:
+                return None
+            steps.append(step)
+        if node.target is aten.reciprocal.default:
+            if is_inverse:
+                return None
+            is_inverse = True
+        source = arguments[0]
+        if not isinstance(source, Node):
+            return None
+        node = source
+    return Followed(node, tuple(reversed(steps)), is_inverse)
+
+
+def _step(node: Node, arguments: list[Any]) -> Step | None:
+    target = node.target
+    if target in _SAME or target is aten.reciprocal.default:
+        return Step(target, tuple(arguments[1:]), tuple(node.kwargs.items()))
+    if len(arguments) != 2 or node.kwargs:
+        return None
+    other = arguments[1]
+    if target in _BOUNDS and _is_small(other):
+        return Step(_BOUNDS[target], (other,))
+    if target in _PRODUCTS and isinstance(other, int | float) and other:
+        return Step(aten.mul.Tensor, (other,))
+    return None
+
+
+def _is_view_of_one(node: Node) -> bool:
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    count = value.numel()
+    return isinstance(count, int) and count == 1 and is_view(node)
+
+
+def is_total(node: Node) -> bool:
+    """Whether a node adds up, or averages, all elements of a tensor."""
+    value = node.meta.get("val")
+    if node.target not in (*SUMS, aten.mean.default):
+        return False
+    return isinstance(value, torch.Tensor) and value.dim() == 0
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, Node):
+        value = _constant(value)
+    return isinstance(value, int | float) and 0 <= value <= _LEAST
+
+
+def _constant(node: Node) -> Any:
+    """The number that a tensor of one element is a constant of; None for others."""
+    while node.target in (*_SAME, aten.lift_fresh_copy.default):
+        source = node.args[0]
+        assert isinstance(source, Node)
+        node = source
+    if node.op == "get_attr":
+        tensor = getattr(node.graph.owning_module, str(node.target), None)
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
+            return None
+        return tensor.item() if tensor.numel() == 1 else None
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        return None
+    if node.target is aten.full.default:
+        return node.args[1]
+    return {aten.ones.default: 1, aten.ones_like.default: 1}.get(node.target)
