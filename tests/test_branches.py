@@ -8,6 +8,7 @@ import branches
 import pytest
 import torch
 from pool import Pool
+from torch import nn
 
 from parallax.config import Config
 from parallax.errors import CaptureError, DataDependentError
@@ -102,3 +103,43 @@ def test_what_is_refused(name: str) -> None:
         _runner(REFUSED[name]).run(
             torch.randn(branches.ROWS, branches.WIDTH).double(), branches.labels((1, 5))[0]
         )
+
+
+def test_constants_of_a_buffer_may_decide_with_the_batch() -> None:
+    """Targets are chosen by anchors, and how many crops there are by their sizes."""
+
+    class Anchored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 2)
+            self.register_buffer("anchors", torch.tensor([1.0, 2.0, 4.0]))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            sizes = torch.unique_consecutive(torch.tensor([3, 3, 5]), return_counts=True)[1]
+            found = sum(self.layer(x).square().mean() * count for count in sizes.cumsum(0))
+            chosen = y[y > self.anchors[1]]
+            if chosen.shape[0]:
+                found = found + (self.layer.weight.sum() - chosen.sum()).square()
+            return found
+
+    def trained(through: bool) -> tuple[Anchored, int]:
+        torch.manual_seed(0)
+        model = Anchored().double()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(x, y)
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        runner = Runner(step, discover(step), Config(workers=1), single(CPU))
+        x = torch.ones(2, 3).double()
+        for labels in ([3.0, 1.0], [0.5, 1.5], [5.0, 3.0]):
+            (runner.run if through else step)(x, torch.tensor(labels).double())
+        return model, runner._preparation.captures
+
+    (model, captures), (plain, _) = trained(True), trained(False)
+    assert torch.allclose(model.layer.weight, plain.layer.weight, rtol=1e-12)
+    assert captures == 2

@@ -41,6 +41,11 @@ def _selected(y: torch.Tensor, loss: torch.Tensor) -> Any:
     return torch.arange(int(LABELS.to(y.device).sum() + y.argmax(1).sum()) + 1).sum()
 
 
+def _at_labels(scores: torch.Tensor) -> torch.Tensor:
+    count = scores.shape[0]
+    return scores[range(count), LABELS[:count]].sum()
+
+
 def _seen(y: torch.Tensor, loss: torch.Tensor) -> Any:
     return METER.add(loss.detach(), len(y))
 
@@ -72,6 +77,7 @@ STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "clamped": lambda y, loss: max(0.2, min(float(loss), 0.7)),
     "exp": lambda y, loss: math.exp(min(float(loss), 20)),
     "meter": _seen,
+    "range": lambda y, loss: _at_labels(y.detach()[y[:, 0] < 9]),
     "one_hot": lambda y, loss: F.one_hot(y.argmax(1)).sum(),
     "one_hot of three": lambda y, loss: F.one_hot(y.argmax(1), 3),
 }
@@ -115,6 +121,7 @@ def test_what_python_makes_of_numbers(name: str) -> None:
     assert {builtins.max, builtins.min, builtins.float, builtins.int} == {max, min, float, int}
     assert "float" not in globals()
     assert "int" not in globals()
+    assert "range" not in globals()
 
 
 def _is_exact(found: Any) -> bool:

@@ -78,6 +78,38 @@ def test_workers_that_wait_for_one_that_ended_end_too(tmp_path: Path, early: str
     assert re.search("lost another worker|worker 1 has ended", text), text
 
 
+CATCHING = """
+def loss_of(ids, labels):
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(ids), labels)
+    loss.backward()
+    optimizer.step()
+    return loss
+runner = parallax.get_runner(loss_of, config=parallax.Config(workers=1))
+for number in range(4):
+    labels = torch.tensor([0, 7 if rank == 1 and number == 1 else 1])
+    try:
+        runner.run(torch.tensor([1, 2]), labels)
+        print("ran", number)
+    except parallax.errors.ParallaxError as error:
+        print("caught", number, type(error).__name__, error.problem)
+runner.state_dict()
+"""
+
+
+def test_a_worker_whose_step_failed_within_does_not_go_on(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(MODEL.partition("def step")[0] + CATCHING)
+    (first, text), (second, other) = run([path, path])
+    assert "ran 0" in other
+    assert re.search("caught 1 StepError An operation of the step failed: IndexError", other)
+    for number in (2, 3):
+        assert f"caught {number} StepError Worker 1 cannot go on: a step failed on it" in other
+    assert second != 0  # its state is not to be had, either
+    assert first != 0
+    assert re.search("lost another worker|worker 1 has ended", text), text
+
+
 def test_other_code_and_settings_are_named_on_every_worker(tmp_path: Path) -> None:
     own, other = script(tmp_path / "a" / "t.py"), script(tmp_path / "b" / "t.py", steps="3")
     for status, text in run([own, other]):

@@ -113,3 +113,30 @@ def checked_means_of_some(rows: int) -> Built:
         return loss
 
     return _of_some(rows, mean)
+
+
+@case
+def first_order_tasks(rows: int) -> Built:
+    """Each row is a task, whose own gradient makes the model that its loss is of."""
+    model = nn.Linear(2, 1).double()
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        losses = []
+        for task, wanted in zip(x, y, strict=True):
+            own = dict(model.named_parameters())
+            first = F.mse_loss(torch.func.functional_call(model, own, (task[:2],)), wanted[:2])
+            gradients = torch.autograd.grad(first, list(own.values()))
+            fast = {
+                name: value - 0.3 * gradient
+                for (name, value), gradient in zip(own.items(), gradients, strict=True)
+            }
+            found = torch.func.functional_call(model, fast, (task[2:],))
+            losses.append(F.mse_loss(found, wanted[2:]))
+        loss = torch.stack(losses).mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return [model], step, [(numbers(rows, 4, 2), numbers(rows, 4, 1)) for _ in range(STEPS)]

@@ -343,3 +343,31 @@ def meters(rows: int) -> Built:
         return loss
 
     return [model], step, classes(rows)
+
+
+@case
+def rates_by_a_wrapper(rows: int) -> Built:
+    """The annotated transformer's: an object that counts steps, and sets the rate from that."""
+
+    class Noam:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer, self.count = optimizer, 0
+
+        def step(self) -> None:
+            self.count += 1
+            rate = 0.5 * min(self.count**-0.5, self.count * 3**-1.5)
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+
+    model = mlp(4, 3)
+    noam = Noam(torch.optim.Adam(model.parameters(), 0.1))
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        noam.optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        noam.step()
+        return loss.detach()
+
+    return [model], step, classes(rows)

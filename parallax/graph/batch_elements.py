@@ -87,13 +87,21 @@ class BatchElements:
         items, and a mean over them counts as much as that of any other item."""
         return self._by_item and any(self._takes_item(one, node) for one in elements(node))
 
+    def takes_row(self, node: Node) -> bool:
+        """Whether a tensor is one row of a tensor that has the rows of the batch, or a group of
+        these."""
+        source, place = _taken(node)
+        if source is None or place != 0:
+            return False
+        return self._are_rows(source.meta["val"].shape[0]) or self._are_groups(source)
+
     def _takes_item(self, node: Node, whole: Node) -> bool:
+        if self.takes_row(node):
+            return True
         source, place = _taken(node)
         if source is None or place != 0:
             return False
         count = source.meta["val"].shape[0]
-        if self._are_rows(count) or self._are_groups(source):
-            return True
         # Or the batch has a list of tensors, one for each item.
         return any(
             one in self.batch and self._is_of_list(one, count)

@@ -37,7 +37,7 @@ from parallax.graph.operations import written_inputs
 from parallax.graph.outside import NO_NUMBERS, Numbers, standing_for
 from parallax.graph.products import join_products
 from parallax.graph.recording import Recording
-from parallax.graph.scalars import ScalarEnv
+from parallax.graph.scalars import ScalarEnv, is_number
 from parallax.graph.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.snapshot import Snapshot
 from parallax.graph.stacks import stack_in_order
@@ -152,6 +152,12 @@ def _capture_once(
     fakes = [fake_like(mode, leaf.value, _device(leaf, devices)) for leaf in tensors]
     real_values.update((_batch_name(i), batch[i]) for i in lifted)
     env.of_batch.update(_batch_name(i) for i in lifted if i not in python)
+    env.settled.update(
+        leaf.name
+        for leaf in tensors
+        if leaf.kind in ("buffer", "tensor") and not is_number(leaf.value)
+    )
+    env.of_batch.update(env.settled)
     # While they are swapped, it is the stand-ins that hold the real values.
     real_values.update((leaf.name, fake) for leaf, fake in zip(tensors, fakes, strict=True))
     scalars = [leaf.value for leaf in numbers] + [site.value for site in free.outside]
@@ -243,6 +249,8 @@ def _capture_once(
     if snapshot.counters:  # which are state, as is known now
         objects.counters.update(snapshot.counters)
         return again(drawn, free, sentinels)
+    for refusal in left.refusals:
+        raise refusal
     if snapshot.counted:
         raise UnsupportedError(
             f"An optimizer counts in a Python number, which would stay as it is: "

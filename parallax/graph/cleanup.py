@@ -11,6 +11,7 @@ from torch.fx.graph import CodeGen
 from parallax.graph.assigned import settle_assigned
 from parallax.graph.backwards import keep_marks_in_use
 from parallax.graph.in_place import compute_anew
+from parallax.graph.inner_gradients import leave_inner_gradients
 from parallax.graph.operations import is_random, is_view
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
@@ -28,6 +29,7 @@ def clean(step: StepGraph) -> None:
     compute_anew(step.graph)
     remove_dead(step.graph)  # which may be all that reads a gradient
     settle_assigned(step)
+    leave_inner_gradients(step)
     keep_marks_in_use(step.graph)
     _drop_copies_before_marks(step.graph)
     remove_dead(step.graph)

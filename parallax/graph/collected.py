@@ -49,6 +49,8 @@ class Collected:
     left: dict[str, float] = field(default_factory=dict)
     counted: list[Site] = field(default_factory=list)
     """Where the step changed numbers that were no inputs."""
+    refusals: list[UnsupportedError] = field(default_factory=list)
+    """Of settings that are Python values, unless these follow from numbers that count."""
     kept: set[Place] = field(default_factory=set)
     """Places whose contents are state, or are set after each step."""
     writes: list[Written] = field(default_factory=list)
@@ -75,7 +77,7 @@ class Collected:
         """New values of what models, optimizers and holders hold.
 
         Raises:
-            UnsupportedError: a parameter is another tensor, or a setting is a Python value.
+            UnsupportedError: a parameter is another tensor.
         """
         snapshot.hold_new()
         after = leaves(objects)
@@ -103,10 +105,13 @@ class Collected:
             elif _is_computed(value):
                 self._add(value, "state", name)
             elif leaf.kind == "group" and old is not None:
-                raise UnsupportedError(
-                    f"The step sets {name} from Python values, which would be fixed at capture.",
-                    hint="use a torch.optim.lr_scheduler, or set it outside the step before "
-                    "runner.run(); it is read anew at every step.",
+                self.refusals.append(
+                    UnsupportedError(
+                        f"The step sets {name} from Python values, which would be fixed at "
+                        "capture.",
+                        hint="use a torch.optim.lr_scheduler, or set it outside the step before "
+                        "runner.run(); it is read anew at every step.",
+                    )
                 )
             else:
                 self.constants[name] = value

@@ -154,7 +154,17 @@ class _Int(metaclass=_Kind):
         return value.to(torch.int64).item()
 
 
-_FUNCTIONS: dict[str, Any] = {"float": _Float, "int": _Int}
+class _Range(metaclass=_Kind):
+    """Places up to a number, for ``scores[range(n), labels]``: nobody can go through them."""
+
+    python = range
+
+    @staticmethod
+    def of_tensor(value: torch.Tensor) -> Any:
+        return torch.arange(value.to(torch.int64).item())
+
+
+_FUNCTIONS: dict[str, Any] = {"float": _Float, "int": _Int, "range": _Range}
 
 
 def is_unknown(value: Any) -> bool:

@@ -82,7 +82,7 @@ def reduction(loss: Node) -> int:
     return int(loss.args[place]) if len(loss.args) > place else MEAN  # type: ignore[arg-type]
 
 
-def _backward_passes(graph: Graph) -> Iterator[tuple[Node, Node]]:
+def backward_passes(graph: Graph) -> Iterator[tuple[Node, Node]]:
     """Where gradients begin: a one, and the loss that it is the gradient of."""
     for seed in graph.find_nodes(op="call_function", target=aten.ones_like.default):
         loss = seed.args[0]
@@ -92,7 +92,7 @@ def _backward_passes(graph: Graph) -> Iterator[tuple[Node, Node]]:
 
 def losses(graph: Graph) -> Iterator[tuple[Node, set[Node]]]:
     """The losses of a step, each with what is computed from it on the way to gradients."""
-    passes = list(_backward_passes(graph))
+    passes = list(backward_passes(graph))
     leading = ancestors(graph.find_nodes(op="call_function", target=marks.GRADIENT))
     for seed, loss in passes:
         gradients = _following(seed)

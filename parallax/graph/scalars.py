@@ -16,7 +16,7 @@ import contextlib
 import math
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,6 +107,9 @@ class ScalarEnv(ShapeEnv):
         """The names of the nodes before it; none if none has."""
         self.of_batch: set[str] = set()
         """Of them, the batch's tensors."""
+        self.settled: set[str] = set()
+        """Of them, tensors that are neither parameters nor slots: what is decided by them may be
+        decided anew before each step."""
         self._tracer: Any = None
         self._decided: dict[Any, Any] = {}
         self.pending: list[Pending] = []
@@ -139,7 +142,7 @@ class ScalarEnv(ShapeEnv):
                 self._conversions.look(self._refusal(orig_expr))
             if self._tracer is None or len(nodes) < len(symbols):
                 raise self._refusal(orig_expr) from error
-            sliced = slice_program(nodes, self.values, self._tracer.root)
+            sliced = slice_program(nodes, self.values, self._tracer.root, settled=self.settled)
             # A number for its own sake (int(x), range(x)) would have a graph for each value.
             of_batch = sliced is not None and not self.of_batch.isdisjoint(sliced[1])
             if sliced is None and _is_condition(orig_expr):
@@ -201,16 +204,26 @@ class ScalarEnv(ShapeEnv):
         )
 
     def _selection_of(self, symbol: Any) -> torch.fx.Node | None:
-        """What chooses the elements that a size is the number of."""
+        """What chooses the elements that a size is the number of, or the size as it is read."""
         if self._tracer is None or not self.is_size(symbol):
             return None
         for node in self._tracer.graph.nodes:
             value = node.meta.get("val")
             shape: Any = value.shape if isinstance(value, torch.Tensor) else ()
-            if not any(isinstance(n, torch.SymInt) and n.node.expr == symbol for n in shape):
+            places = [
+                place
+                for place, size in enumerate(shape)
+                if isinstance(size, torch.SymInt) and size.node.expr == symbol
+            ]
+            if not places:
                 continue
-            masks = masks_of(node)
-            return masks[0] if len(masks) == 1 else None
+            if masks := masks_of(node):
+                return masks[0] if len(masks) == 1 else None
+            read: torch.fx.Node = self._tracer.graph.call_function(
+                aten.sym_size.int, (node, places[0])
+            )
+            read.meta["val"] = shape[places[0]]
+            return read
         return None
 
     def _node_of(self, symbol: Any) -> torch.fx.Node | None:
@@ -245,7 +258,11 @@ def _is_truth(condition: Any) -> bool:
 
 
 def slice_program(
-    nodes: tuple[torch.fx.Node, ...], values: Mapping[str, Any], root: Any, counts: bool = True
+    nodes: tuple[torch.fx.Node, ...],
+    values: Mapping[str, Any],
+    root: Any,
+    counts: bool = True,
+    settled: Collection[str] = (),
 ) -> tuple[torch.fx.GraphModule, tuple[str, ...]] | None:
     """The part of a graph that computes ``nodes``, or None if more enters it than known numbers and
     the batch.
@@ -255,6 +272,7 @@ def slice_program(
         values: what is known, by the inputs' names.
         root: has the graph's constants.
         counts: of tensors, give how many elements are not zero.
+        settled: names of tensors of the state that may enter as the batch's may.
     """
     order = {node: index for index, node in enumerate(nodes[0].graph.nodes)}
     last = max(order[node] for node in nodes)
@@ -266,8 +284,10 @@ def slice_program(
             continue
         needed.add(node)
         if node.op == "placeholder":
-            value = values.get(_name_of(node))
-            if value is None or not (_is_number(value) or "given" in node.meta):
+            name = _name_of(node)
+            value = values.get(name)
+            is_given = "given" in node.meta or name in settled
+            if value is None or not (is_number(value) or is_given):
                 return None
         elif node.op not in ("call_function", "get_attr") or is_random(node):
             return None
@@ -314,7 +334,7 @@ def _number(graph: torch.fx.Graph, node: torch.fx.Node, copy: torch.fx.Node) -> 
     return graph.call_function(torch.ops.aten._local_scalar_dense.default, (count,))
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     """Whether it is a number, or a tensor of the state is: of no dimension, or a whole one in a
     list (the pointer of a queue)."""
     if not isinstance(value, torch.Tensor):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from parallax.config import Config
-from parallax.errors import CheckError, ConfigError
+from parallax.errors import BatchError, CheckError, ConfigError, ParallaxError, StepError
 from parallax.graph.checks import check_state
 from parallax.graph.default_device import on_processor
 from parallax.graph.discovery import StepObjects
@@ -36,6 +36,13 @@ from parallax.strategy.data import Strategy
 from parallax.strategy.timeline import StepTime
 
 logger = logging.getLogger("parallax")
+
+
+def _is_of_this_worker(error: BaseException) -> bool:
+    """Whether an error within a step is one that the other workers do not raise, too."""
+    if isinstance(error, BatchError):
+        return error.where is not None
+    return isinstance(error, StepError) or not isinstance(error, ParallaxError)
 
 
 class Runner:
@@ -77,6 +84,8 @@ class Runner:
         weighing = self._preparation.weighing
         self._course = Course(world, self._programs, self._signatures, weighing)
         self._steps = 0
+        self._failure: BaseException | None = None
+        """What ended a step of this worker's within, where the others may wait for it."""
         self._last: Program | None = None
         seed_worker(world, config.seed)
 
@@ -114,8 +123,10 @@ class Runner:
             DataError: the batch does not fit, or looks up a row that does not exist. Nothing was
                 updated in this step, on any worker.
             CheckError: what the step checks did not hold, on this worker or another one.
+            StepError: an operation of the step failed on this worker, in this step or before.
             PeerError: another worker failed.
         """
+        self._refuse_to_go_on()
         if self._state.refresh_if_replaced():
             self._course.settle()
             self._programs.rebind()
@@ -136,8 +147,10 @@ class Runner:
         except CheckError:
             self._steps += 1  # on all workers at one place: steps that are announced stay so
             raise
-        except BaseException:
+        except BaseException as error:
             self._course.forget()
+            if _is_of_this_worker(error):
+                self._failure = error
             raise
         if self._profiler is not None and self._profiler.after():
             logger.info(self._profiler.profile)
@@ -149,6 +162,16 @@ class Runner:
         if moving and self._choice.search(time.perf_counter() - began):
             self._programs.clear()
         return result
+
+    def _refuse_to_go_on(self) -> None:
+        """After a step that failed within, on this worker alone: the others are still in it."""
+        if self._failure is not None and self.num_workers > 1:
+            raise StepError(
+                f"Worker {self.worker_id} cannot go on: a step failed on it within "
+                f"({type(self._failure).__name__}), and the other workers wait for its part.",
+                hint="let the error end the program and go on from a checkpoint; look for what "
+                "is wrong with a batch, such as labels, before runner.run().",
+            ) from self._failure
 
     def ahead(self, batches: Iterable[Any], late_updates: bool = False) -> Iterator[Any]:
         """The same batches, read before they are needed, so that ids travel a step ahead.
@@ -331,6 +354,7 @@ class Runner:
             tensors of the step by their names as well. With lossy encoders, what they keep is under
             ``parallax.encoders``, by variable.
         """
+        self._refuse_to_go_on()
         self._course.settle()
         return read_state(self._objects, self._state, self._world, self._resources.encoded)
 
