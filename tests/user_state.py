@@ -371,3 +371,20 @@ def rates_by_a_wrapper(rows: int) -> Built:
         return loss.detach()
 
     return [model], step, classes(rows)
+
+
+@case
+def pictures_with_their_paths(rows: int) -> Built:
+    """Each worker has other texts, which the step does not read."""
+    model = mlp(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step(x: torch.Tensor, labels: torch.Tensor, paths: list[str]) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    names = [f"{row}.png" for row in range(rows)]
+    return [model], step, [(*batch, names) for batch in classes(rows)]

@@ -52,6 +52,7 @@ from parallax.graph.torch_internals import (
     swapped,
     trace,
 )
+from parallax.graph.unread import left_unread
 from parallax.graph.user_code import source_line, user_line, user_place
 
 logger = logging.getLogger("parallax")
@@ -200,6 +201,7 @@ def _capture_once(
         outside = symbols[len(numbers) : len(symbols) - len(drawn)]
         others = [site.value for site in free.others]
         with (
+            left_unread(values),
             standing_for(free.outside, outside),
             untouched_iterators(objects),
             draws.recorded(symbols[len(symbols) - len(drawn) :]),

@@ -14,6 +14,7 @@ from parallax.errors import BatchError, CheckError, ConfigError, ParallaxError, 
 from parallax.graph.checks import check_state
 from parallax.graph.default_device import on_processor
 from parallax.graph.discovery import StepObjects
+from parallax.graph.unread import unread_in
 from parallax.graph.variables import Variable
 from parallax.runtime.ahead import Course
 from parallax.runtime.comm.control import StepControl
@@ -227,6 +228,7 @@ class Runner:
         self, batch: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[Program, Signature, list[Any]]:
         """What runs for a call, with the call's signature and its flat batch."""
+        texts = self._signatures.texts
         signature, flat = self._signatures.read(batch, named)
         program = self._programs.find(signature, flat)
         if program is None:
@@ -237,9 +239,13 @@ class Runner:
             varying = self._programs.varying(signature)
             numbers = self._signatures.numbers(signature)
             late = self._course.late_updates
+            given = texts.hidden(batch, named)
             try:
-                program = self._preparation.program(batch, named, varying, numbers, late)
+                program = self._preparation.program(*given, varying, numbers, late)
             except Exception:
+                if unread_in(given):
+                    texts.show()
+                    return self._program(batch, named)
                 if not self._signatures.keep_constant(signature):
                     raise
                 logger.debug("the step is captured for these numbers alone", exc_info=True)

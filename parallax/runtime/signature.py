@@ -15,6 +15,7 @@ from parallax.graph.discovery import StepObjects
 from parallax.graph.outside import DIFFERENT, Numbers, OutsideValues
 from parallax.graph.sizes import Shapes
 from parallax.graph.step_graph import StepGraph
+from parallax.graph.unread import Texts, Unread
 
 logger = logging.getLogger("parallax")
 
@@ -67,6 +68,8 @@ class SignatureReader:
         self._known: set[int] = set()
         self._rates: tuple[list[float], int] = ([], 0)
         self._numbers = _WholeNumbers()
+        self.texts = Texts()
+        """What of batches is hidden from the step."""
         self._plain = 0
         self._look()
 
@@ -87,7 +90,7 @@ class SignatureReader:
         Raises:
             BatchError: the batch holds something that cannot be an input of a graph.
         """
-        flat, spec = flatten((tuple(args), dict(kwargs)))
+        flat, spec = flatten(self.texts.hidden(args, kwargs))
         inputs = self._numbers.inputs(spec, flat)
         batch = tuple(
             [int if index in inputs else _describe(item) for index, item in enumerate(flat)]
@@ -197,6 +200,8 @@ def _describe(item: Any) -> Hashable:
         return (item.shape, item.dtype, item.device, item.layout, gradients)
     if isinstance(item, float):
         return float
+    if isinstance(item, Unread):
+        return Unread
     if item is None or isinstance(item, str | int | bool | bytes):
         return (type(item), item)
     if type(item).__module__ == "numpy":
