@@ -140,3 +140,33 @@ def first_order_tasks(rows: int) -> Built:
         return loss.detach()
 
     return [model], step, [(numbers(rows, 4, 2), numbers(rows, 4, 1)) for _ in range(STEPS)]
+
+
+def _of_all_boxes(rows: int, number: Callable[[int], float]) -> Built:
+    """DETR's: a sum over the boxes of all images, by how many these are."""
+    model = mlp(6, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step(images: torch.Tensor, boxes: list[torch.Tensor]) -> torch.Tensor:
+        optimizer.zero_grad()
+        places = torch.cat([torch.full((len(own),), place) for place, own in enumerate(boxes)])
+        far = F.l1_loss(model(images)[places], torch.cat(boxes), reduction="none")
+        loss = 2 * far.sum() / number(sum(len(own) for own in boxes))
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    counts = torch.randint(1, 4, (STEPS, rows)).tolist()
+    return [model], step, [(numbers(rows, 6), [numbers(n, 4) for n in own]) for own in counts]
+
+
+@case
+def boxes_by_their_number(rows: int) -> Built:
+    return _of_all_boxes(rows, lambda number: number)
+
+
+@case
+def boxes_by_their_number_as_a_tensor(rows: int) -> Built:
+    return _of_all_boxes(
+        rows, lambda number: torch.as_tensor([number], dtype=torch.float64).clamp(min=1).item()
+    )

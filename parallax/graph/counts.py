@@ -7,7 +7,7 @@ to be the one of all their batches for the loss to be that of one device.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from parallax.graph.batch_elements import BatchElements
-from parallax.graph.divided_by import total_of
+from parallax.graph.divided_by import known_number, total_of
 from parallax.graph.divisors import summed
 from parallax.graph.loss_terms import (
     MEAN,
@@ -144,10 +144,10 @@ class _Search:
             return True
         if not self._of_batch.is_weight(factor) or total_of(factor) is not None:
             return False
-        size = factor.meta["val"]
-        return not (
-            isinstance(size, torch.SymInt) and self._selecting(self._as_first(_expression(size)))
-        )
+        size = _whole(known_number(factor))
+        if size is None:
+            return True
+        return self._by_rows and not self._selecting(self._as_first(_expression(size)))
 
     def _divides_by(self, node: Node) -> Number | None:
         return self._as_first(_divides_by(node))
@@ -176,15 +176,20 @@ class _Search:
             return False
         if term.target not in _QUOTIENTS:
             return bool(term.meta["val"].dim() == 0)
-        if not symbols:  # a number like it may be a constant
-            return False
-        for part, _ in terms(source, self._is_factor):
-            whole = summed(part)
-            if whole is None or not set(symbols).issubset(
-                self._selecting(self._as_first(_elements(whole)))
-            ):
-                return False
-        return True
+        summands = [summed(part) for part, _ in terms(source, self._is_factor)]
+        return all(one is not None and self._counts(number, symbols, one) for one in summands)
+
+    def _counts(self, number: Number, symbols: Sequence[Any], summed_up: Node) -> bool:
+        """Whether a number is of the elements of a tensor, or of its rows.
+
+        Args:
+            symbols: sizes of selections that it follows from.
+        """
+        if symbols:
+            return set(symbols).issubset(self._selecting(self._as_first(_elements(summed_up))))
+        # A constant that is the same by chance is so on one worker, if their batches differ.
+        shape = summed_up.meta["val"].shape
+        return len(shape) > 0 and bool(self._as_first(_expression(shape[0])) == number)
 
     def _count(self, number: Number) -> Count:
         """Where a number is known earliest."""
@@ -231,8 +236,8 @@ def _divides_by(node: Node) -> Number | None:
     None for what is neither, or divides by no whole number."""
     arguments: Any = node.args
     if node.target in _QUOTIENTS:
-        number = arguments[1].meta["val"] if isinstance(arguments[1], Node) else arguments[1]
-        return _expression(number) if isinstance(number, int | torch.SymInt) else None
+        number = _whole(known_number(arguments[1]))
+        return None if number is None else _expression(number)
     if node.target is aten.mean.default:
         return _elements(arguments[0])
     if node.target is aten.mean.dim:
@@ -241,6 +246,12 @@ def _divides_by(node: Node) -> Number | None:
     if node.target in REDUCTIONS and node.target not in NLL:
         return _elements(arguments[0]) if reduction(node) == MEAN else None
     return None
+
+
+def _whole(number: Any) -> int | torch.SymInt | None:
+    if isinstance(number, float) and number.is_integer():
+        return int(number)
+    return number if isinstance(number, int | torch.SymInt) else None
 
 
 def _is_gradient(node: Node, loss: Node) -> bool:

@@ -24,6 +24,7 @@ _SAME = {
     *_AS_NUMBER,
 }
 """Operations that give the number that they get."""
+_COPIES = {*_SAME, aten.lift_fresh_copy.default, aten.scalar_tensor.default}
 _BOUNDS = {
     aten.clamp.default: aten.clamp.default,
     aten.clamp_min.default: aten.clamp_min.default,
@@ -103,11 +104,8 @@ def _step(node: Node, arguments: list[Any]) -> Step | None:
 
 
 def _is_view_of_one(node: Node) -> bool:
-    value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    count = value.numel()
-    return isinstance(count, int) and count == 1 and is_view(node)
+    is_of_torch = isinstance(node.target, torch._ops.OpOverload)
+    return is_of_torch and is_view(node) and _is_one(node)
 
 
 def is_total(node: Node) -> bool:
@@ -119,25 +117,37 @@ def is_total(node: Node) -> bool:
 
 
 def _is_small(value: Any) -> bool:
-    if isinstance(value, Node):
-        value = _constant(value)
+    value = known_number(value)
     return isinstance(value, int | float) and 0 <= value <= _LEAST
 
 
-def _constant(node: Node) -> Any:
-    """The number that a tensor of one element is a constant of; None for others."""
-    while node.target in (*_SAME, aten.lift_fresh_copy.default):
-        source = node.args[0]
-        assert isinstance(source, Node)
-        node = source
+def known_number(node: Any) -> Any:
+    """What a tensor of one element, or a number, is known to be: a number of Python's, or a size of
+    the batch; None for others. A bound that only keeps it from being zero is left out."""
+    while isinstance(node, Node) and node.op == "call_function":
+        arguments: Any = node.args
+        bounds = node.target in _BOUNDS and _step(node, list(arguments)) is not None
+        if node.target is aten.full.default:
+            node = arguments[1]
+        elif node.target in (aten.ones.default, aten.ones_like.default) and _is_one(node):
+            return 1
+        elif node.target is aten.stack.default and len(arguments[0]) == 1:
+            (node,) = arguments[0]
+        elif bounds or node.target in _COPIES or _is_view_of_one(node):
+            node = arguments[0]
+        else:
+            break
+    if not isinstance(node, Node):
+        return node if isinstance(node, int | float) else None
     if node.op == "get_attr":
         tensor = getattr(node.graph.owning_module, str(node.target), None)
-        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
-            return None
-        return tensor.item() if tensor.numel() == 1 else None
+        is_known = isinstance(tensor, torch.Tensor) and not isinstance(tensor, FakeTensor)
+        return tensor.item() if is_known and tensor.numel() == 1 else None  # type: ignore[union-attr]
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
-        return None
-    if node.target is aten.full.default:
-        return node.args[1]
-    return {aten.ones.default: 1, aten.ones_like.default: 1}.get(node.target)
+    return value if isinstance(value, int | torch.SymInt) else None
+
+
+def _is_one(node: Node) -> bool:
+    value = node.meta.get("val")
+    count = value.numel() if isinstance(value, torch.Tensor) else None
+    return isinstance(count, int) and count == 1
