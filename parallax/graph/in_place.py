@@ -11,21 +11,25 @@ import torch
 from torch.fx import Graph, Node
 
 from parallax.graph.aliases import tensor_of
-from parallax.graph.operations import add_call, is_view, returned_input
+from parallax.graph.loss_terms import backward_passes
+from parallax.graph.operations import add_call, ancestors, is_view, returned_input
 
 aten: Any = torch.ops.aten
 
 
 def compute_anew(graph: Graph) -> None:
     """Let what changes tensors of one element in place, or divides and multiplies others by such
-    one, make others, where the step computes them and has no views of them."""
+    one, make others, where losses follow from them and the step has no views of them."""
     order: dict[Node, int] = {}
+    leading = ancestors(loss for _, loss in backward_passes(graph))
     for node in list(graph.nodes):
         written = returned_input(node)
         if written is None or (target := _anew(node)) is None:
             continue
         changed = tensor_of(written)
-        if not _is_own(changed) or not (_is_number(changed) or _scales(node)):
+        if changed not in leading or not _is_own(changed):
+            continue
+        if not _is_number(changed) and not _scales(node):
             continue
         order = order or {one: place for place, one in enumerate(graph.nodes)}
         others = [one for one in changed.users if order[one] > order[node]]
@@ -36,6 +40,7 @@ def compute_anew(graph: Graph) -> None:
             continue
         new.meta = {**node.meta, "val": new.meta["val"]}
         order[new] = order[node]
+        leading.add(new)
         for user in others:
             user.replace_input_with(changed, new)
         node.replace_all_uses_with(new)
