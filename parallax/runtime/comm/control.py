@@ -349,7 +349,8 @@ class StepControl:
             "another number of loaded states, or tensors of a batch that have the same first size "
             "on some workers only. Nothing was updated.",
             hint="give every worker batches of the same nesting, dtypes and ranks (lists of "
-            "several lengths, as of micro-batches, as a tensor that the step splits), the same "
+            "several lengths, as of micro-batches, as a tensor that the step splits; lists of "
+            "texts, such as paths, without what the step keeps or reads of them), the same "
             "number of batches, and keep modules in the same train/eval mode on all workers; call "
             "load_state_dict() on all of them; step schedulers with values that are the same on "
             "all, such as a validation loss over all data; where batches do not have their rows in "
