@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from errors_help import alone, linear, marked_line, raised
 from torch import nn
+from user_cases import squares
 
 from parallax.errors import CaptureError, DataDependentError
 
@@ -170,15 +171,7 @@ def test_one_graph_for_all_numbers() -> None:
     def trained(through: bool) -> tuple[Queue, int]:
         torch.manual_seed(0)
         model = Queue()
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
+        step = squares(model)
         runner = alone(step)
         for x in _batches():
             (runner.run if through else step)(x)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from errors_help import alone
 from torch import nn
+from user_cases import squares
 
 from parallax.graph.torch_internals import ShapeEnv, fake_like, fake_mode
 
@@ -186,21 +187,9 @@ def test_gradients_of_group_norm(channels_last: bool, permuted: bool) -> None:
             x = x.permute(0, 2, 3, 1) if permuted else x
             return F.softplus(x).reshape(len(x), -1)
 
-    def step_of(model: nn.Module) -> Any:
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-        def step(x: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        return step
-
     batch = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     plain, captured = Net(), Net()
-    expected, runner = step_of(plain), alone(step_of(captured))
+    expected, runner = squares(plain), alone(squares(captured))
     for _ in range(3):
         assert (expected(batch) - runner.run(batch)).abs() < 1e-12
     for left, right in zip(plain.parameters(), captured.parameters(), strict=True):

@@ -11,6 +11,7 @@ import torch
 from pool import Pool
 from strategies import built
 from test_golden_graphs import captured
+from user_cases import squares
 
 from parallax.cluster.network import Level, Network
 from parallax.graph.capture import capture
@@ -309,15 +310,7 @@ def two_layers() -> Analysis:
 
 def analysed(model: torch.nn.Module, batch: torch.Tensor) -> Analysis:
     """A dense model trained by plain SGD, and its gradients."""
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-
-    def step(x: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = squares(model)
     objects = discover(step)
     graph = capture(step, objects, (batch,), {})
     return analyze(graph, leaves(objects), aliases(objects))

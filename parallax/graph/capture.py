@@ -251,8 +251,8 @@ def _capture_once(
     if snapshot.counters:  # which are state, as is known now
         objects.counters.update(snapshot.counters)
         return again(drawn, free, sentinels)
-    for refusal in left.refusals:
-        raise refusal
+    if left.refusal is not None:
+        raise left.refusal
     if snapshot.counted:
         raise UnsupportedError(
             f"An optimizer counts in a Python number, which would stay as it is: "

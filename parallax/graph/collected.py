@@ -49,8 +49,8 @@ class Collected:
     left: dict[str, float] = field(default_factory=dict)
     counted: list[Site] = field(default_factory=list)
     """Where the step changed numbers that were no inputs."""
-    refusals: list[UnsupportedError] = field(default_factory=list)
-    """Of settings that are Python values, unless these follow from numbers that count."""
+    refusal: UnsupportedError | None = None
+    """Of a setting that is a Python value, unless that follows from numbers that count."""
     kept: set[Place] = field(default_factory=set)
     """Places whose contents are state, or are set after each step."""
     writes: list[Written] = field(default_factory=list)
@@ -105,13 +105,10 @@ class Collected:
             elif _is_computed(value):
                 self._add(value, "state", name)
             elif leaf.kind == "group" and old is not None:
-                self.refusals.append(
-                    UnsupportedError(
-                        f"The step sets {name} from Python values, which would be fixed at "
-                        "capture.",
-                        hint="use a torch.optim.lr_scheduler, or set it outside the step before "
-                        "runner.run(); it is read anew at every step.",
-                    )
+                self.refusal = self.refusal or UnsupportedError(
+                    f"The step sets {name} from Python values, which would be fixed at capture.",
+                    hint="use a torch.optim.lr_scheduler, or set it outside the step before "
+                    "runner.run(); it is read anew at every step.",
                 )
             else:
                 self.constants[name] = value

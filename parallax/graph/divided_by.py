@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from parallax.graph.operations import is_view
+from parallax.graph.operations import has_one_element, is_view
 from parallax.graph.torch_internals import FakeTensor
 
 aten: Any = torch.ops.aten
@@ -105,7 +105,7 @@ def _step(node: Node, arguments: list[Any]) -> Step | None:
 
 def _is_view_of_one(node: Node) -> bool:
     is_of_torch = isinstance(node.target, torch._ops.OpOverload)
-    return is_of_torch and is_view(node) and _is_one(node)
+    return is_of_torch and is_view(node) and has_one_element(node)
 
 
 def is_total(node: Node) -> bool:
@@ -129,7 +129,7 @@ def known_number(node: Any) -> Any:
         bounds = node.target in _BOUNDS and _step(node, list(arguments)) is not None
         if node.target is aten.full.default:
             node = arguments[1]
-        elif node.target in (aten.ones.default, aten.ones_like.default) and _is_one(node):
+        elif node.target in (aten.ones.default, aten.ones_like.default) and has_one_element(node):
             return 1
         elif node.target is aten.stack.default and len(arguments[0]) == 1:
             (node,) = arguments[0]
@@ -145,9 +145,3 @@ def known_number(node: Any) -> Any:
         return tensor.item() if is_known and tensor.numel() == 1 else None  # type: ignore[union-attr]
     value = node.meta.get("val")
     return value if isinstance(value, int | torch.SymInt) else None
-
-
-def _is_one(node: Node) -> bool:
-    value = node.meta.get("val")
-    count = value.numel() if isinstance(value, torch.Tensor) else None
-    return isinstance(count, int) and count == 1

@@ -12,7 +12,13 @@ from torch.fx import Graph, Node
 
 from parallax.graph.aliases import tensor_of
 from parallax.graph.loss_terms import backward_passes
-from parallax.graph.operations import add_call, ancestors, is_view, returned_input
+from parallax.graph.operations import (
+    add_call,
+    ancestors,
+    has_one_element,
+    is_view,
+    returned_input,
+)
 
 aten: Any = torch.ops.aten
 
@@ -29,7 +35,7 @@ def compute_anew(graph: Graph) -> None:
         changed = tensor_of(written)
         if changed not in leading or not _is_own(changed):
             continue
-        if not _is_number(changed) and not _scales(node):
+        if not has_one_element(changed) and not _scales(node):
             continue
         order = order or {one: place for place, one in enumerate(graph.nodes)}
         others = [one for one in changed.users if order[one] > order[node]]
@@ -66,14 +72,8 @@ def _is_own(node: Node) -> bool:
     return not is_view(node) and not any(map(_is_alias, node.users))
 
 
-def _is_number(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    count = value.numel() if isinstance(value, torch.Tensor) else None
-    return isinstance(count, int) and count == 1
-
-
 def _scales(node: Node) -> bool:
-    return node.target in (aten.div_.Tensor, aten.mul_.Tensor) and _is_number(node.args[1])
+    return node.target in (aten.div_.Tensor, aten.mul_.Tensor) and has_one_element(node.args[1])
 
 
 def _is_alias(user: Node) -> bool:

@@ -36,6 +36,13 @@ def ancestors(nodes: Iterable[Node]) -> set[Node]:
     return found
 
 
+def has_one_element(node: Any) -> bool:
+    """Whether a node is a tensor that has one element for all batches."""
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    count = value.numel() if isinstance(value, torch.Tensor) else None
+    return isinstance(count, int) and count == 1
+
+
 def is_view(node: Node) -> bool:
     """Whether the result of a node may share memory with its input."""
     schema = getattr(node.target, "_schema", None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 
@@ -93,19 +93,21 @@ def _references(found: Sequence[Unread]) -> list[int]:
 
 
 def _hidden(value: Any) -> Any:
-    if type(value) is dict:
-        return _changed(value, {key: _hidden(one) for key, one in value.items()}, dict.values)
-    if not _is_list(value):
+    if not _has_texts(value):  # most have none: they are not copied before every step
         return value
-    if value and all(type(one) is str for one in value):
-        return Unread()
-    return _changed(value, type(value)(map(_hidden, value)), iter)
+    if type(value) is dict:
+        return {key: _hidden(one) for key, one in value.items()}
+    return Unread() if _are_texts(value) else type(value)(map(_hidden, value))
 
 
-def _changed(old: Any, new: Any, inside: Callable[[Any], Any]) -> Any:
-    """The new one if anything in it is another thing."""
-    same = all(one is other for one, other in zip(inside(old), inside(new), strict=True))
-    return old if same else new
+def _has_texts(value: Any) -> bool:
+    if type(value) is dict:
+        return any(map(_has_texts, value.values()))
+    return _is_list(value) and (_are_texts(value) or any(map(_has_texts, value)))
+
+
+def _are_texts(value: Sequence[Any]) -> bool:
+    return bool(value) and all(type(one) is str for one in value)
 
 
 def _is_list(value: Any) -> bool:

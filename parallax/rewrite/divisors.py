@@ -94,7 +94,7 @@ def _exchange(
         work.call(start, resource, 0, [*found.values()], factors)
     with work.graph.inserting_before(use):
         all_of_them = work.call(finish, resource, 0)
-        shares: dict[Node, Node] = {}
+        shares: dict[Node, tuple[Node, Node]] = {}
         for number, (divisor, total) in enumerate(found.items()):
             example = total.meta["val"].double()
             parts = []
@@ -162,7 +162,9 @@ def _factor(work: Rewriting, divisor: Divisor | Count) -> Any:
     return whole
 
 
-def _replace(work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: Node) -> Node:
+def _replace(
+    work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: Node
+) -> tuple[Node, Node]:
     """Divide gradients by the number of all workers, at the graph's insertion point.
 
     Args:
@@ -170,7 +172,7 @@ def _replace(work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: N
         own, whole: what this worker's batch counts in means, and what all do.
 
     Returns:
-        What the terms are to be multiplied with to be divided by that number.
+        What the terms are to be multiplied with to be divided by that number, as a quotient.
     """
     graph = work.graph
     number = total
@@ -180,24 +182,24 @@ def _replace(work: Rewriting, divisor: Divisor, total: Node, own: Node, whole: N
     number = _in_mean(work, number, first, second)
     for use in divisor.uses:
         use.replace_input_with(divisor.value, _alike(work, number, use))
-    upper, lower = divisor.value, number
-    if divisor.multiplies:
-        upper, lower = lower, upper
-    return add_call(graph, aten.div.Tensor, upper, lower)
+    return (number, divisor.value) if divisor.multiplies else (divisor.value, number)
 
 
-def _replace_weighted(work: Rewriting, weighted: WeightedUse, shares: Mapping[Node, Node]) -> None:
+def _replace_weighted(
+    work: Rewriting, weighted: WeightedUse, shares: Mapping[Node, tuple[Node, Node]]
+) -> None:
     """Let the gradient of what multiplies terms use them as they are with all workers' numbers.
 
     Args:
-        shares: by term, what to multiply it with.
+        shares: by term, what to multiply it with, as a quotient.
     """
     graph = work.graph
     whole: Node | None = None
     with graph.inserting_before(weighted.use):
         for term, factor in weighted.terms:
             value = term
-            if (share := shares.get(term)) is not None:
+            if term in shares:
+                share = add_call(graph, aten.div.Tensor, *shares[term])
                 # Of nothing a mean is no number.
                 nothing = add_call(graph, aten.eq.Scalar, share, 0)
                 some = add_call(graph, aten.masked_fill.Scalar, term, nothing, 0)
@@ -215,7 +217,7 @@ def _replace_weighted(work: Rewriting, weighted: WeightedUse, shares: Mapping[No
 
 def _replace_count(
     work: Rewriting, count: Count, counted: Node, total: Node, own: Node, whole: Node
-) -> Node:
+) -> tuple[Node, Node]:
     """As :func:`_replace`, of a number that gradients may be divided by within an operation.
 
     Args:
@@ -234,7 +236,7 @@ def _replace_count(
         else:
             use.target = _BY_TENSOR.get(use.target, use.target)
             use.args = (arguments[0], _alike(work, number, use))
-    return add_call(graph, aten.div.Tensor, counted, number)
+    return counted, number
 
 
 def _in_mean(work: Rewriting, number: Node, first: Node, second: Node) -> Node:

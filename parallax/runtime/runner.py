@@ -228,7 +228,6 @@ class Runner:
         self, batch: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[Program, Signature, list[Any]]:
         """What runs for a call, with the call's signature and its flat batch."""
-        texts = self._signatures.texts
         signature, flat = self._signatures.read(batch, named)
         program = self._programs.find(signature, flat)
         if program is None:
@@ -239,6 +238,7 @@ class Runner:
             varying = self._programs.varying(signature)
             numbers = self._signatures.numbers(signature)
             late = self._course.late_updates
+            texts = self._signatures.texts
             given = texts.hidden(batch, named)
             try:
                 program = self._preparation.program(*given, varying, numbers, late)
