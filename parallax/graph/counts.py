@@ -139,15 +139,20 @@ class _Search:
         number = self._divides_by(node)
         return bool(number is not None and self._selecting(number)) and self._is_mean(node, number)
 
-    def _is_factor(self, factor: float | Node) -> bool:
+    def _is_factor(self, factor: float | Node, product: Node) -> bool:
         if not isinstance(factor, Node):
-            return True
+            return not self._is_quotient(product)
         if not self._of_batch.is_weight(factor) or total_of(factor) is not None:
             return False
         size = _whole(known_number(factor))
         if size is None:
             return True
         return self._by_rows and not self._selecting(self._as_first(_expression(size)))
+
+    def _is_quotient(self, node: Node) -> bool:
+        """Whether a node is a mean for it divides a sum by a number that is known."""
+        number = self._divides_by(node) if node.target in _QUOTIENTS else None
+        return number is not None and self._is_mean(node, number)
 
     def _divides_by(self, node: Node) -> Number | None:
         return self._as_first(_divides_by(node))

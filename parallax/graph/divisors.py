@@ -185,7 +185,7 @@ class _Search:
     def __init__(self, found: BatchElements) -> None:
         self._found = found
 
-    def is_factor(self, factor: float | Node) -> bool:
+    def is_factor(self, factor: float | Node, _: Node) -> bool:
         """Whether gradients of terms are multiplied by it, and it is no term and no divisor."""
         if not isinstance(factor, Node):
             return True

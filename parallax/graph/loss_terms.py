@@ -43,8 +43,8 @@ _COPIES = {aten._to_copy.default, aten.clone.default}
 _OF_SEVERAL = {aten.sum.default: False, aten.mean.default: True}
 """Reductions of a list of terms, and whether they divide by its length."""
 
-Scales = Callable[[float | Node], bool]
-"""Whether to look for terms in a number that is multiplied by a factor."""
+Scales = Callable[[float | Node, Node], bool]
+"""Whether to look for terms in a number that is multiplied by a factor, to be the second node."""
 
 
 @dataclass(frozen=True)
@@ -212,11 +212,11 @@ def _scaled(node: Node, scales: Scales) -> list[tuple[Node, Factor]] | None:
     divides = node.target in _QUOTIENTS
     if isinstance(factor, int | float) and factor:
         factor = 1 / factor if divides else float(factor)
-        return [(part, Factor(factor))] if scales(factor) else None
+        return [(part, Factor(factor))] if scales(factor, node) else None
     if isinstance(factor, Node):
-        if scales(factor):
+        if scales(factor, node):
             return [(part, Factor(over=(factor,)) if divides else Factor(times=(factor,)))]
-        if not divides and scales(part):
+        if not divides and scales(part, node):
             return [(factor, Factor(times=(part,)))]
     return None
 

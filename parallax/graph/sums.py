@@ -37,7 +37,7 @@ def _sum_over_batch(step: StepGraph, rows: int) -> SourceLine | None:
     if rows < 2:
         return None
 
-    def is_no_mean(factor: float | Node) -> bool:
+    def is_no_mean(factor: float | Node, _: Node) -> bool:
         if isinstance(factor, Node):
             return False
         return abs(factor) >= _LEAST_SHARE and abs(factor) * rows != 1
