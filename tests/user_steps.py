@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import user_gradients
+import user_guesses  # noqa: F401 - makes cases
 import user_indexing  # noqa: F401 - makes cases
 import user_labels  # noqa: F401 - makes cases
 import user_means  # noqa: F401 - makes cases

@@ -17,7 +17,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -65,15 +65,16 @@ class Assertion:
     known: bool = True
     ending: Ending | None = None
 
-    def stop(self, results: Sequence[Any], place: str = "") -> Exception:
+    def stop(self, found: Sequence[Found], number: int, place: str = "") -> Exception:
         """What is raised where it failed.
 
         Args:
-            results: what the step leaves then.
-            place: on which worker, if there are several.
+            found: what this and others found.
+            number: which of them this one is.
+            place: on which worker it failed, if there are several.
         """
         if self.ending is not None:
-            return LeftOutError(self.ending, results)
+            return LeftOutError(self.ending, found[number].results)
         return CheckError(
             f"A check in the step failed{place}: {self.failure}.",
             hint="on one device the step raises here, too; nothing that comes after it was done.",
@@ -107,12 +108,14 @@ class UndecidedError(DataDependentError):
     Args:
         refusal: what is raised if neither way raises.
         way: which branch.
+        may_go_on: it may go on both ways, since the condition is one on all workers.
     """
 
-    def __init__(self, refusal: DataDependentError, way: Way) -> None:
+    def __init__(self, refusal: DataDependentError, way: Way, may_go_on: bool) -> None:
         super().__init__(refusal.problem, hint=refusal.hint, where=refusal.where)
         self.refusal = refusal
         self.way = way
+        self.may_go_on = may_go_on
 
 
 def way_to_here(last: str) -> Way:
@@ -140,28 +143,33 @@ def _place(frame: types.FrameType) -> tuple[int | None, ...]:
     return next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (frame.f_lineno,))
 
 
-def decided(capture: Callable[[Assertions], T]) -> T:
+def decided(capture: Callable[[Assertions], T], on_both: Callable[[Way], None]) -> T:
     """Capture a step whose checks are not known yet.
 
     Args:
         capture: captures it, given those that are known.
+        on_both: told of a branch that goes on both ways, and may.
 
     Raises:
-        DataDependentError: a branch goes on both ways.
+        DataDependentError: a branch goes on both ways, and must not.
     """
     known: dict[Way, Assertion] = {}
     while True:
         try:
             return capture(known)
         except UndecidedError as error:
-            known[error.way] = _settle(capture, known, error)
+            if (found := _settle(capture, known, error)) is not None:
+                known[error.way] = found
+            else:
+                on_both(error.way)
 
 
 def _settle(
     capture: Callable[[Assertions], Any], known: Assertions, undecided: UndecidedError
-) -> Assertion:
-    """See which way raises, or else ends, by taking each. If both end, it is each worker's own loss
-    that decides about nothing but its numbers, and none can be taken for all."""
+) -> Assertion | None:
+    """See which way raises, or else ends, by taking each; None if both go on, and may. If both end,
+    it is each worker's own loss that decides about nothing but its numbers, and none can be taken
+    for all."""
     ends: list[Assertion] = []
     refusal: ParallaxError = undecided.refusal
     for value in (False, True):
@@ -171,6 +179,8 @@ def _settle(
             except EndsError as error:
                 where = undecided.where
                 ends.append(Assertion(not value, where=where, ending=error.ending))
+            except UndecidedError:  # it goes on to another one
+                pass
             except UnsupportedError as error:
                 refusal = error  # which says more
             except (Exception, SystemExit) as error:
@@ -179,6 +189,8 @@ def _settle(
                     return Assertion(not value, _as_text(raised), where)
     if len(ends) == 1:
         return ends[0]
+    if undecided.may_go_on and not ends and refusal is undecided.refusal:
+        return None
     raise refusal
 
 
@@ -228,17 +240,19 @@ def _without_value(*_: Any, **__: Any) -> str:
     return "?"
 
 
+class Expected(Protocol):
+    """What a check expects, and raises if it is not so: see :meth:`Assertion.stop`."""
+
+    def stop(self, found: Sequence[Found], number: int, place: str = "") -> Exception: ...
+
+
 class Found(NamedTuple):
     """What a check found when it ran."""
 
-    assertion: Assertion
+    assertion: Expected
     failed: bool
     results: Sequence[Any] = ()
     """What the step leaves if it did."""
-
-    def stop(self, place: str = "") -> Exception:
-        """See :meth:`Assertion.stop`."""
-        return self.assertion.stop(self.results, place)
 
 
 def checking(condition: Any, symbols: Sequence[Any], assertion: Assertion) -> Callable[..., Found]:
@@ -259,12 +273,14 @@ def checking(condition: Any, symbols: Sequence[Any], assertion: Assertion) -> Ca
 
 @effect
 @fixed_sizes
-def enforce(found: Found) -> None:
-    """Go on only if a check did not fail.
+def enforce(found: Sequence[Found]) -> None:
+    """Go on only if no check failed.
 
     Raises:
-        CheckError: it failed.
+        CheckError: one failed.
         LeftOutError: the step ends where it fails.
+        WrongGuessError: a branch goes another way.
     """
-    if found.failed:
-        raise found.stop()
+    for number, one in enumerate(found):
+        if one.failed:
+            raise one.assertion.stop(found, number)

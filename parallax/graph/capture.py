@@ -19,11 +19,12 @@ from parallax.errors import CaptureError, ModelError, ParallaxError, Unsupported
 from parallax.graph.aliases import memory_of
 from parallax.graph.assertions import Assertions, EndsError, decided
 from parallax.graph.carried import read_by_step, used_gradients
-from parallax.graph.cleanup import clean
+from parallax.graph.cleanup import clean, remove_dead
 from parallax.graph.collected import Before, Collected
 from parallax.graph.default_device import as_script_has_it
 from parallax.graph.discovery import StepObjects
 from parallax.graph.draws import Draw, Draws, Streams
+from parallax.graph.early_looks import look_early
 from parallax.graph.endings import ending
 from parallax.graph.entries import entries
 from parallax.graph.gradient_order import advance_gradients
@@ -94,7 +95,8 @@ def capture(
             lambda: _capture_with_gradients(
                 functools.partial(_capture_once, *given, assertions, (), numbers)
             )
-        )
+        ),
+        objects.guesses.ways.add,
     )
 
 
@@ -148,11 +150,12 @@ def _capture_once(
     lifted = [i for i, item in enumerate(batch) if isinstance(item, torch.Tensor) or i in python]
 
     real_values: dict[str, Any] = {leaf.name: leaf.value for leaf in numbers}
-    env = ScalarEnv(real_values, assertions, objects.conversions)
+    env = ScalarEnv(real_values, assertions, objects.conversions, objects.guesses)
     mode = fake_mode(env)
     fakes = [fake_like(mode, leaf.value, _device(leaf, devices)) for leaf in tensors]
     real_values.update((_batch_name(i), batch[i]) for i in lifted)
     env.of_batch.update(_batch_name(i) for i in lifted if i not in python)
+    env.each_workers_own = frozenset(map(_batch_name, lifted))
     env.settled.update(
         leaf.name
         for leaf in tensors
@@ -306,9 +309,13 @@ def _capture_once(
         writes=tuple(left.writes),
         places=tuple(left.places),
         sizes=sizes if varying else None,
+        decisions=env.decisions,
         notes=recording.notes,
     )
     clean(graph)
+    if env.decisions:
+        look_early(graph, state)
+        remove_dead(graph.graph)
     if not used_gradients(graph.graph):
         raise ModelError(
             "The step computes gradients and uses none: no parameter would ever change.",

@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from parallax.errors import ConfigError, ModelError
 from parallax.graph.conversions import Conversions
+from parallax.graph.guesses import Guesses
 from parallax.graph.holders import (
     MAX_DEPTH,
     Attributes,
@@ -64,6 +65,7 @@ class StepObjects:
     plain: dict[str, Any] = field(default_factory=dict)
     """Entries of optimizers' state that are more than tensors and numbers, as captures saw them."""
     conversions: Conversions = field(default_factory=Conversions)
+    guesses: Guesses = field(default_factory=Guesses)
 
     def attributes_of(self, name: str, owner: torch.nn.Module | Optimizer) -> Root:
         """Those of a module or an optimizer, which may have come after the others."""

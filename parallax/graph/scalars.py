@@ -4,9 +4,11 @@ are passed with the batch, and whole numbers in it that differ from call to call
 Python code may branch on them (``if rho_t > 5``, ``if weight > 0``), and on what follows from the
 batch alone (``if mask.all()``). The branch is decided with the value at capture and kept as a
 guard; when a later step decides otherwise, the step is captured again. Sizes of selections by a
-mask that follows from the batch are compared in the same way. A branch on parameters or on random
-numbers is refused, and so is a number of the batch that Python wants for itself
-(``range(length.max())``), which would have a graph for each value.
+mask that follows from the batch are compared in the same way. A branch on what is computed is a
+check (see :mod:`parallax.graph.assertions`) or, if it goes on both ways, a guess (see
+:mod:`parallax.graph.guesses`); on a worker's own loss or on random numbers it is refused, and so is
+a number of the batch that Python wants for itself (``range(length.max())``), which would have a
+graph for each value.
 """
 
 from __future__ import annotations
@@ -23,9 +25,18 @@ import numpy as np
 import torch
 
 from parallax.errors import DataDependentError
-from parallax.graph.assertions import Assertions, UndecidedError, checking, enforce, way_to_here
+from parallax.graph.assertions import (
+    Assertions,
+    UndecidedError,
+    Way,
+    checking,
+    enforce,
+    way_to_here,
+)
 from parallax.graph.conversions import Conversions
+from parallax.graph.early_looks import is_common
 from parallax.graph.guards import CHANGES, run_program
+from parallax.graph.guesses import Branch, Guess, Guesses, looking
 from parallax.graph.operations import is_random, is_view, is_write, written_inputs
 from parallax.graph.replaced import replaced
 from parallax.graph.torch_internals import (
@@ -92,12 +103,16 @@ class ScalarEnv(ShapeEnv):
         values: Mapping[str, Any],
         assertions: Assertions | None = None,
         conversions: Conversions | None = None,
+        guesses: Guesses | None = None,
     ) -> None:
         super().__init__(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
         self.values = values
         """The state at capture and the batch, by the inputs' names."""
         self._assertions = assertions or {}
         self._conversions = conversions or Conversions()
+        self._guesses = guesses or Guesses()
+        self.decisions: dict[Branch, bool] = {}
+        """What branches that go on both ways are taken to be."""
         self._asserted = 0
         self._is_trying = False
         """A branch has been taken to see what comes then."""
@@ -107,6 +122,8 @@ class ScalarEnv(ShapeEnv):
         """The names of the nodes before it; none if none has."""
         self.of_batch: set[str] = set()
         """Of them, the batch's tensors."""
+        self.each_workers_own: frozenset[str] = frozenset()
+        """Of them, all of the batch."""
         self.settled: set[str] = set()
         """Of them, tensors that are neither parameters nor slots: what is decided by them may be
         decided anew before each step."""
@@ -162,19 +179,23 @@ class ScalarEnv(ShapeEnv):
         return symbol in self.size_like
 
     def _assert(self, condition: Any, symbols: Sequence[Any]) -> Any:
-        """Decide what follows from parameters as the way that does not raise, and look at it when
-        the graph runs."""
+        """Decide what follows from parameters as the way that does not raise, or that was taken
+        last, and look at it when the graph runs."""
         import sympy
 
-        nodes = [self._node_of(symbol) for symbol in symbols]
-        if any(node is None for node in nodes):
+        found = [self._node_of(symbol) for symbol in symbols]
+        nodes = [node for node in found if node is not None]
+        if len(nodes) < len(found):
             raise self._refusal(condition)
         way = way_to_here(STEP)
+        if way in self._guesses.ways:
+            return self._guess(condition, symbols, nodes, way)
         assertion = self._assertions.get(way)
         self._asserted += 1
         # What is tried is tried once: a loop may come here again, without an end.
         if assertion is None or (self._is_trying and not assertion.known):
-            raise UndecidedError(self._refusal(condition), way)
+            may_go_on = is_common(nodes, self.each_workers_own)
+            raise UndecidedError(self._refusal(condition), way, may_go_on)
         if self._asserted > _MOST_CHECKS:
             raise self._refusal(condition)
         graph = self._tracer.graph
@@ -186,12 +207,30 @@ class ScalarEnv(ShapeEnv):
                 self.notes += assertion.ending.notes
             given = {"results": results} if results else {}
             failed = graph.call_function(check, tuple(nodes), given)
-            for node in (failed, graph.call_function(enforce, (failed,))):
+            for node in (failed, graph.call_function(enforce, ([failed],))):
                 node.meta.update(val=None, user_place=user_place())
         else:
             self._is_trying = True
             self.before_branch = frozenset(node.name for node in graph.nodes)
         self._decided[condition] = sympy.true if assertion.expected else sympy.false
+        return self._decided[condition]
+
+    def _guess(
+        self, condition: Any, symbols: Sequence[Any], nodes: Sequence[torch.fx.Node], way: Way
+    ) -> Any:
+        """Decide what goes on both ways as it was decided last, and look when the graph runs."""
+        import sympy
+
+        if not is_common(nodes, self.each_workers_own) or len(self.decisions) >= _MOST_CHECKS:
+            raise self._refusal(condition)
+        branch = Branch(way, sum(one.way == way for one in self.decisions))
+        # Of a number, that it is another one is what is seen mostly.
+        value = self._guesses.decisions.get(branch, not isinstance(condition, sympy.Eq))
+        look = looking(condition, symbols, Guess(branch, value))
+        node = self._tracer.graph.call_function(look, tuple(nodes))
+        node.meta.update(val=None, user_place=user_place())
+        self.decisions[branch] = value
+        self._decided[condition] = sympy.true if value else sympy.false
         return self._decided[condition]
 
     def _refusal(self, expression: Any) -> DataDependentError:

@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from parallax.graph.draws import Draw
 from parallax.graph.guards import ScalarGuard
+from parallax.graph.guesses import Decisions
 from parallax.graph.sites import Site, Source
 from parallax.graph.sizes import BatchSizes
 
@@ -108,6 +109,8 @@ class StepGraph:
     is there before."""
     sizes: BatchSizes | None = None
     """What is known of sizes that may vary; None if the graph is for one batch shape only."""
+    decisions: Decisions = field(default_factory=dict)
+    """What branches are taken to be that go on both ways; the graph sees whether they are."""
     notes: list[str] = field(default_factory=list)
     _named: _Named | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -36,7 +36,7 @@ def share_checks(work: Rewriting) -> None:
     resource = work.resource(ChecksSpec((), len(groups)), "checks")
     for number, (update, checks) in enumerate(groups.items()):
         with work.graph.inserting_before(checks[0]):
-            found = [check.args[0] for check in reversed(checks)]
+            found = [one for check in reversed(checks) for one in check.all_input_nodes]
             work.call(start, resource, number, found)
         with work.graph.inserting_before(update):
             work.call(finish, resource, number)

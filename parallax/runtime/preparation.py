@@ -221,7 +221,8 @@ class Preparation:
         # Of the captured step, which rewriting uses up.
         alone = computation_alone(analysis.step, variables) if network and speed else None
         world = self._world
-        late = late and world.size > 1
+        # What decides about a step's updates has to be known in this step.
+        late = late and world.size > 1 and not analysis.step.decisions
         rewritten = rewrite(analysis, strategy, world.rank, world.size, first, late)
         if late:
             defer_updates(rewritten, lambda entry: not entry.by_host or bool(world.host_sums))

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from parallax.graph.assertions import LeftOutError
 from parallax.graph.draws import drawn
 from parallax.graph.endings import Ending
+from parallax.graph.guesses import WrongGuessError
 from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
 from parallax.ops.specs import LateSpec, ResourceSpec
 from parallax.rewrite.ahead import IdsGraph, ids_graph
@@ -55,6 +56,8 @@ class Program:
         """Updates that a step can leave to the one that follows."""
         self._drawn: list[float | int] = []
         """Random numbers for the step that is next, if they are drawn already."""
+        self._undraw: Callable[[], None] = _nothing
+        """Puts back the generators that they came from."""
         self._draws = {draw.name: place for place, draw in enumerate(step.draws)}
         self._run: Callable[..., Any] = step.graph_module.forward
         self._recorder: Recorder | None = None
@@ -155,10 +158,10 @@ class Program:
             return False
         if not self.step.draws:
             return self._decides_alike(flat)
-        self._drawn, put_back = drawn(self.step.draws)
+        self._drawn, self._undraw = drawn(self.step.draws)
         if self._decides_alike(flat):
             return True
-        put_back()
+        self._undraw()
         self._drawn = []
         return False
 
@@ -193,17 +196,23 @@ class Program:
         self._bind()
         return True
 
-    def run(self, batch: Sequence[Any]) -> Any:
+    def run(self, batch: Sequence[Any], again: bool = False) -> Any:
         """One step on the flat ``batch``; returns what the user's step returns.
+
+        Args:
+            batch: see above.
+            again: another program has begun the step.
 
         Raises:
             StepError: an operation failed.
+            WrongGuessError: another program has to run; this one has left all as it was.
         """
         for call in self.step.calls:
-            if call.before:
+            if call.before and not again:
                 _call(call, ())
         if self.step.draws and not self._drawn:
-            self._drawn, _ = drawn(self.step.draws)
+            self._drawn, self._undraw = drawn(self.step.draws)
+        generators = self._generators() if self.step.decisions else []
         inputs = self._resources + [read() for read in self._readers]
         self._drawn = []
         inputs += self._inputs_of(batch)
@@ -213,6 +222,13 @@ class Program:
                 results = (run or self._run)(*inputs)
         except LeftOutError as end:
             return self._end(end.ending, end.results)
+        except WrongGuessError as wrong:
+            for tensor, before in wrong.restored:
+                tensor.copy_(before)
+            for put, state in generators:
+                put(state)
+            self._undraw()
+            raise
         except Exception as error:
             failure = failure_of(error, self.step.graph)
             if failure is None:
@@ -220,6 +236,13 @@ class Program:
             raise failure from error
         del inputs
         return self._put_back(self._own(results))
+
+    def _generators(self) -> list[tuple[Callable[[torch.Tensor], Any], torch.Tensor]]:
+        """PyTorch's generators that a step may draw from: what puts each back, and its state."""
+        found: list[Any] = [torch.default_generator]
+        if self.device.type == "cuda":
+            found.append(torch.cuda.default_generators[self.device.index or 0])
+        return [(one.set_state, one.get_state()) for one in found]
 
     def _own(self, results: Sequence[Any]) -> Sequence[Any]:
         return results if self._recorder is None else self._recorder.owned(results)
@@ -289,6 +312,10 @@ class Program:
             if not call.before:
                 _call(call, results)
         return _returned(step, results)
+
+
+def _nothing() -> None:
+    pass
 
 
 def _returned(step: StepGraph | Ending, results: Sequence[Any]) -> Any:

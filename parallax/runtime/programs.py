@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from parallax.graph.guesses import Guesses
 from parallax.graph.sizes import Place, Shapes, varying
 from parallax.runtime.program import Program
 from parallax.runtime.signature import Signature, shapes_in, without_shapes
@@ -34,7 +35,12 @@ class _Kin:
 class Programs:
     """Finds the program of a call: by its signature, or one whose sizes are free to vary."""
 
-    def __init__(self) -> None:
+    def __init__(self, guesses: Guesses) -> None:
+        """
+        Args:
+            guesses: which ways branches took last.
+        """
+        self._guesses = guesses
         self._by_signature: OrderedDict[Signature, list[Program]] = OrderedDict()
         self._kin: dict[Signature, _Kin] = {}
 
@@ -51,7 +57,7 @@ class Programs:
         if candidates is not None:
             self._by_signature.move_to_end(signature)
             for program in candidates:
-                if program.guards_hold(flat):
+                if self._holds(program, flat):
                     return program
         kin = self._kin.get(without_shapes(signature))
         if kin is None:
@@ -59,10 +65,13 @@ class Programs:
         shapes = shapes_in(signature)
         for program in kin.programs:
             assert program.step.sizes is not None
-            if program.step.sizes.fits(shapes) and program.guards_hold(flat):
+            if program.step.sizes.fits(shapes) and self._holds(program, flat):
                 self._keep(signature, program)
                 return program
         return None
+
+    def _holds(self, program: Program, flat: Sequence[Any]) -> bool:
+        return self._guesses.agree(program.step.decisions) and program.guards_hold(flat)
 
     def varying(self, signature: Signature) -> Mapping[Place, int]:
         """Which sizes should be symbols, now that a call has to be captured."""

@@ -14,6 +14,7 @@ from parallax.errors import BatchError, CheckError, ConfigError, ParallaxError, 
 from parallax.graph.checks import check_state
 from parallax.graph.default_device import on_processor
 from parallax.graph.discovery import StepObjects
+from parallax.graph.guesses import WrongGuessError
 from parallax.graph.unread import unread_in
 from parallax.graph.variables import Variable
 from parallax.runtime.ahead import Course
@@ -37,6 +38,9 @@ from parallax.strategy.data import Strategy
 from parallax.strategy.timeline import StepTime
 
 logger = logging.getLogger("parallax")
+
+_MOST_TRIES = 100
+"""Programs that a step is begun with before one runs to its end."""
 
 
 def _is_of_this_worker(error: BaseException) -> bool:
@@ -72,7 +76,7 @@ class Runner:
         keep_freed_memory()
         self._state = StateTable(objects, world.rank, world.size)
         self._signatures = SignatureReader(objects)
-        self._programs = Programs()
+        self._programs = Programs(objects.guesses)
         self._control = StepControl(world, 1)
         self._resources = ResourcePool(world, self._control)
         self._preparation = preparation(
@@ -134,25 +138,8 @@ class Runner:
         captures = self._preparation.captures
         began = time.perf_counter()
         self._pace.start(self._world.traffic.waited)
-        program, signature, flat = self._program(batch, named)
-        self._course.settle(program)
         moving = self._choice.is_searching
-        step = self._course.begin(program, signature, flat, self._steps, moving)
-        try:
-            decides = self._preparation.batches.decide or program.step.decides_by_batch
-            self._control.begin(step, decides)
-            if self._profiler is not None:
-                self._profiler.before()
-            result = program.run(flat)
-            self._course.end(program)
-        except CheckError:
-            self._steps += 1  # on all workers at one place: steps that are announced stay so
-            raise
-        except BaseException as error:
-            self._course.forget()
-            if _is_of_this_worker(error):
-                self._failure = error
-            raise
+        program, result = self._run(batch, named, moving)
         if self._profiler is not None and self._profiler.after():
             logger.info(self._profiler.profile)
             self._profiler = None
@@ -163,6 +150,40 @@ class Runner:
         if moving and self._choice.search(time.perf_counter() - began):
             self._programs.clear()
         return result
+
+    def _run(
+        self, batch: tuple[Any, ...], named: Mapping[str, Any], moving: bool
+    ) -> tuple[Program, Any]:
+        """Run a step by the program that fits, which is known when one has run to its end."""
+        for tries in range(_MOST_TRIES):
+            program, signature, flat = self._program(batch, named)
+            self._course.settle(program)
+            step = self._course.begin(program, signature, flat, self._steps, moving)
+            try:
+                decides = self._preparation.batches.decide or program.step.decides_by_batch
+                self._control.begin(step, decides)
+                if self._profiler is not None and not tries:
+                    self._profiler.before()
+                result = program.run(flat, again=tries > 0)
+                self._course.end(program)
+            except (CheckError, WrongGuessError) as error:
+                self._steps += 1  # on all workers at one place: steps that are announced stay so
+                if isinstance(error, CheckError):
+                    raise
+                self._objects.guesses.decisions.update(error.decisions)
+            except BaseException as error:
+                self._course.forget()
+                if _is_of_this_worker(error):
+                    self._failure = error
+                raise
+            else:
+                self._objects.guesses.decisions.update(program.step.decisions)
+                return program, result
+        raise StepError(
+            f"The step was begun {_MOST_TRIES} times, and each time a branch on what it computes "
+            "went another way.",
+            hint="choose with torch.where or multiply by a mask instead of `if`.",
+        )
 
     def _refuse_to_go_on(self) -> None:
         """After a step that failed within, on this worker alone: the others are still in it."""

@@ -54,5 +54,6 @@ class Checks:
         for worker, place in enumerate(self._gathered[number].tolist()):
             if place != _FINE:
                 # Of pieces of a batch there may be more on that worker.
-                found = self._found[min(place, len(self._found) - 1)]
-                raise found.stop(f" on worker {worker}")
+                place = min(place, len(self._found) - 1)
+                found = self._found[place]
+                raise found.assertion.stop(self._found, place, f" on worker {worker}")

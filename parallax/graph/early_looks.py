@@ -1,0 +1,181 @@
+"""Look at branches that go on both ways before a step changes anything.
+
+What their conditions follow from is computed in front of the first change that comes after the
+gradients they need, with copies of what an optimizer changes on the way to them. So the graph can
+be left there, and the step run by another one, as if it had not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.fx.node import map_arg
+
+from parallax.errors import DataDependentError
+from parallax.graph.aliases import memory_of, writes_to
+from parallax.graph.assertions import enforce
+from parallax.graph.guesses import is_look
+from parallax.graph.operations import is_random, returned_input, written_inputs
+from parallax.graph.state import Leaf
+from parallax.graph.step_graph import StepGraph
+from parallax.graph.user_code import source_line
+from parallax.ops import marks
+
+aten: Any = torch.ops.aten
+
+
+def needed_by(nodes: Iterable[Node]) -> set[Node]:
+    """What nodes follow from, with what was changed in place on the way: not further than to
+    synchronised gradients."""
+    nodes = list(nodes)
+    order = {node: number for number, node in enumerate(nodes[0].graph.nodes)} if nodes else {}
+    found: set[Node] = set()
+    queue = nodes
+    while queue:
+        node = queue.pop()
+        if node in found:
+            continue
+        found.add(node)
+        if node.target is marks.GRADIENT:
+            continue
+        for source in node.all_input_nodes:
+            queue.append(source)
+            queue += [one for one in writes_to(memory_of(source)) if order[one] < order[node]]
+    return found
+
+
+def is_common(nodes: Sequence[Node], of_batch: frozenset[str]) -> bool:
+    """Whether numbers are the same on all workers.
+
+    Args:
+        nodes: that compute them.
+        of_batch: the names of inputs that are the batch's.
+    """
+    return not any(
+        is_random(node)
+        or (node.op == "placeholder" and not of_batch.isdisjoint(map(node.meta.get, _NAMES)))
+        for node in needed_by(nodes)
+    )
+
+
+_NAMES = ("given", "leaf")
+"""Where placeholders have what they stand for, while a step is captured."""
+
+
+def look_early(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
+    """The pass.
+
+    Args:
+        step: captured, and clean.
+        leaves: all state, by name.
+
+    Raises:
+        DataDependentError: something is changed before that cannot be put back.
+    """
+    graph = step.graph
+    looks = [node for node in graph.nodes if is_look(node)]
+    if not looks:
+        return
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    changes = [node for node in graph.nodes if any(_changed_state(node))]
+    end = next(iter(reversed(graph.nodes)))
+    groups: dict[Node, list[Node]] = {}
+    for look in looks:
+        known = [order[node] for node in needed_by(look.all_input_nodes) if _is_gradient(node)]
+        after = max(known, default=-1)
+        groups.setdefault(next((c for c in changes if order[c] > after), end), []).append(look)
+    names = {
+        node: item.name for item, node in zip(step.inputs, step.own_placeholders(), strict=True)
+    }
+    kept: dict[Node, Node] = {}
+    for place, some in groups.items():
+        before = [
+            (memory, change)
+            for change in changes
+            if order[change] < order[place]
+            for memory in _changed_state(change)
+        ]
+        for memory, change in before:
+            leaf = leaves.get(names.get(memory, ""))
+            if leaf is None or leaf.kind != "buffer":
+                raise _too_late(some[0], change)
+            if memory not in kept:
+                with graph.inserting_before(change):
+                    kept[memory] = _clone(graph, memory)
+        pairs = [one for memory, _ in dict(before).items() for one in (memory, kept[memory])]
+        _look_in_front_of(place, some, pairs, order)
+
+
+def _look_in_front_of(
+    place: Node, looks: Sequence[Node], before: Sequence[Node], order: Mapping[Node, int]
+) -> None:
+    """Move looks, and copy what they need from behind.
+
+    Args:
+        place: which node to move them in front of.
+        before: what to restore, see :func:`parallax.graph.guesses.looking`.
+        order: of the graph's nodes.
+    """
+    graph = place.graph
+    needed = needed_by(source for look in looks for source in look.all_input_nodes)
+    behind = {node for node in needed if order[node] >= order[place]}
+    written = {memory_of(one) for node in behind for one in written_inputs(node)} - behind
+    views = {
+        node
+        for node in needed - behind - written
+        if node.op == "call_function" and memory_of(node) in written
+    }
+    copies: dict[Node, Node] = {}
+    with graph.inserting_before(place):
+        for memory in sorted(written, key=order.__getitem__):
+            copies[memory] = _clone(graph, memory)
+        for node in sorted(behind | views, key=order.__getitem__):
+            changed = returned_input(node) if node in views else None
+            if changed is not None:  # it was changed before
+                copies[node] = copies[changed]
+            else:
+                copies[node] = graph.node_copy(node, lambda one: copies.get(one, one))
+        found = []
+        for look in looks:
+            arguments = map_arg(look.args, lambda one: copies.get(one, one))
+            given: dict[str, Any] = {"before": tuple(before)} if before else {}
+            target: Any = look.target
+            found.append(graph.call_function(target, arguments, given))
+            found[-1].meta.update(look.meta)
+        guard = graph.call_function(enforce, (found,))
+        guard.meta.update(looks[0].meta)
+    for look in looks:
+        graph.erase_node(look)
+
+
+def _is_gradient(node: Node) -> bool:
+    return node.target is marks.GRADIENT
+
+
+def _changed_state(node: Node) -> Iterator[Node]:
+    """The inputs of the graph that a node changes."""
+    for written in written_inputs(node):
+        if (memory := memory_of(written)).op == "placeholder":
+            yield memory
+
+
+def _clone(graph: Graph, node: Node) -> Node:
+    copy = graph.call_function(aten.clone.default, (node,))
+    copy.meta["val"] = node.meta["val"]
+    copy.meta["user_place"] = node.meta.get("user_place")
+    return copy
+
+
+def _too_late(look: Node, change: Node) -> DataDependentError:
+    place, changed = (one.meta.get("user_place") for one in (look, change))
+    where = source_line(*changed) if changed else None
+    return DataDependentError(
+        "Python control flow in the step depends on the values of tensors, after the step has "
+        f"changed others{f' ({where})' if where else ''}, so the step is not one graph.",
+        hint="choose with torch.where or multiply by a mask instead of `if`; let a step have one "
+        "optimizer whose Python decides by gradients, or put it first.",
+        where=source_line(*place) if place else None,
+    )

@@ -1,0 +1,121 @@
+"""What branches that go on both ways are taken to be before a step runs, and were when it ran.
+
+A branch on what the step computes may leave out a factor of an update where a norm is zero, or
+scale gradients only where they are large. Neither way raises, and neither ends the step. A graph
+has one way of each such branch, the one that it took last; an operation sees whether it is taken
+again, before the graph changes anything. If not, the step is run from its start by the graph of
+the way that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.assertions import Found, Way
+from parallax.graph.torch_internals import evaluate
+from parallax.ops.resources import effect, fixed_sizes
+
+
+class Branch(NamedTuple):
+    """A branch when it is come to once more.
+
+    Args:
+        way: where it is.
+        number: how often the step came there before.
+    """
+
+    way: Way
+    number: int
+
+
+Decisions = Mapping[Branch, bool]
+"""By branch, what its condition is."""
+
+
+@dataclass
+class Guesses:
+    """What is known of branches from the captures and the steps before.
+
+    Args:
+        ways: those that go on both ways.
+        decisions: what the conditions were last.
+    """
+
+    ways: set[Way] = field(default_factory=set)
+    decisions: dict[Branch, bool] = field(default_factory=dict)
+
+    def agree(self, decisions: Decisions) -> bool:
+        """Whether branches are taken to go as in a graph."""
+        known = self.decisions
+        return all(known.get(branch, value) is value for branch, value in decisions.items())
+
+
+class WrongGuessError(Exception):
+    """A branch goes another way than in the graph that ran. Not for users to see.
+
+    Args:
+        decisions: what the graph's branches are. After the first wrong one it may be otherwise.
+        restored: tensors that the graph had changed, each with what it was before.
+    """
+
+    def __init__(
+        self, decisions: Decisions, restored: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> None:
+        super().__init__("a branch goes another way")
+        self.decisions = decisions
+        self.restored = restored
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a branch is taken to be.
+
+    Args:
+        branch: which one.
+        expected: what its condition is then.
+    """
+
+    branch: Branch
+    expected: bool
+
+    def stop(self, found: Sequence[Found], number: int, place: str = "") -> Exception:
+        """What is raised if it is another way; see :meth:`Assertion.stop`."""
+        decisions = {
+            one.assertion.branch: one.assertion.expected is not one.failed
+            for one in found
+            if isinstance(one.assertion, Guess)
+        }
+        # Where floats are rounded otherwise, the first worker that finds it so decides for all.
+        decisions[self.branch] = not self.expected
+        before = found[number].results
+        return WrongGuessError(decisions, list(zip(before[::2], before[1::2], strict=True)))
+
+
+def looking(condition: Any, symbols: Sequence[Any], guess: Guess) -> Callable[..., Found]:
+    """An operation that sees whether a branch goes as it is taken to.
+
+    Args:
+        condition: of symbols.
+        symbols: the operation takes their values, and what to restore if it does not: tensors, each
+            followed by a copy of what it was before.
+        guess: what it is taken to be.
+    """
+
+    @effect
+    @fixed_sizes
+    def look(*values: float | int | bool, before: Sequence[torch.Tensor] = ()) -> Found:
+        found = evaluate(condition, dict(zip(symbols, values, strict=True)))
+        return Found(guess, bool(found) is not guess.expected, before)
+
+    look.parallax_looks = True  # type: ignore[attr-defined]
+    return look
+
+
+def is_look(node: Node) -> bool:
+    """Whether a node is such an operation."""
+    return getattr(node.target, "parallax_looks", False)
