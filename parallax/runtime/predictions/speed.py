@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import msgspec
 import torch
@@ -28,12 +29,22 @@ HASHED_BYTES = 1 << 18
 """At once, without the interpreter."""
 
 
+_known: WeakKeyDictionary[World, Speed] = WeakKeyDictionary()
+
+
 def measure_speed(world: World) -> Speed:
     """Matrix products in float32 and copies, the same on every worker.
 
-    Takes some hundred milliseconds; all workers must call it, since they compute at the same time
-    to see how those of one machine crowd its processors. Random numbers are not drawn.
+    Takes some hundred milliseconds, once for a world; all workers must call it, since they compute
+    at the same time to see how those of one machine crowd its processors. Random numbers are not
+    drawn.
     """
+    if world not in _known:
+        _known[world] = _measured(world)
+    return _known[world]
+
+
+def _measured(world: World) -> Speed:
     device = world.device
     # The default type may be another, and is not what most models compute in.
     square = torch.ones(SIDE, SIDE, dtype=torch.float32, device=device)
