@@ -19,12 +19,15 @@ TABLES += ("two_tasks_of_a_table", "two_tasks_of_bags", "table_of_one_row")
 TABLES += ("attacked_table", "attacked_bags", "some_rows_of_a_table")
 INDEXED = ("sentences_with_tags", "rows_of_tables", "columns_of_rows")
 INDEXED += ("written_at_the_best", "places_that_move")
+GUESSES = ("trust_ratios", "scaled_rates", "found_rate", "clipped_by_hand")
+GUESSES += ("clipped_beside_a_table",)
 CELLS = [
     *((name, builder) for name in ADVERSARIES for builder in ("HYBRID", "PS", "AR")),
     *((name, builder) for name in ADVERSARIES[2:5] for builder in ("UnevenPS", "ZeRO")),
     *((name, builder) for name in TABLES for builder in ("Parallax", "PS", "AR")),
     *((name, builder) for name in INDEXED for builder in ("PS", "AR", "ZeRO")),
     ("masked_words", "Poseidon"),
+    *((name, builder) for name in GUESSES for builder in ("PS", "AR", "ZeRO", "UnevenPS")),
     *(("layers_that_are_run_again", builder) for builder in ("PS", "ZeRO")),
     *(("volume_of_columns", builder) for builder in ("PS", "ZeRO")),
 ]

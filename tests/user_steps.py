@@ -26,6 +26,7 @@ from torch import nn
 from user_cases import CASES, LOCAL, SEED, Built
 
 from parallax.config import Config
+from parallax.errors import StrategyError
 from parallax.graph.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
@@ -88,7 +89,7 @@ def _between(name: str, models: list[nn.Module]) -> None:
 
 
 def compare(
-    world: World, name: str, builder: str, late: bool = False, **settings: Any
+    world: World, name: str, builder: Any, late: bool = False, **settings: Any
 ) -> dict[str, float]:
     """How far parameters, and what the first step returns, are from one device's.
 
@@ -120,3 +121,12 @@ def compare(
     found = [dict(state[names[id(model)]]) for model in models]
     shared = {} if "norms" not in name else {"norms": difference(returned[0][-1], start[-1])}
     return {"parameters": difference(expected, found), **shared}
+
+
+def refused(world: World, name: str, builder: Any) -> str:
+    """Why a step is not run; empty if it is."""
+    try:
+        compare(world, name, builder)
+    except StrategyError as error:
+        return str(error)
+    return ""

@@ -32,6 +32,12 @@ class Branch(NamedTuple):
     way: Way
     number: int
 
+    @property
+    def place(self) -> str:
+        """The function and the file."""
+        file, function, _ = self.way[0]
+        return f"{function}() in {file}"
+
 
 Decisions = Mapping[Branch, bool]
 """By branch, what its condition is."""

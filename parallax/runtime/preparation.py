@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.config import Config
+from parallax.errors import StrategyError
 from parallax.graph.bent_gradients import note_bent_gradients
 from parallax.graph.capture import capture
 from parallax.graph.checks import check_batch, check_not_dealt
@@ -58,10 +59,24 @@ from parallax.runtime.state.state_table import StateTable
 from parallax.strategy.choose import title_of
 from parallax.strategy.compare import summary
 from parallax.strategy.data import Strategy
+from parallax.strategy.encoders import encoder_of
 
 __all__ = ["Preparation"]
 
 logger = logging.getLogger("parallax")
+
+
+def _refuse_residuals(strategy: Strategy) -> None:
+    """Where a step may be run again from its start, nothing may be left of what was sent."""
+    for name, choice in strategy.variables.items():
+        encoder = encoder_of(choice)
+        if encoder is not None and encoder.feedback:
+            raise StrategyError(
+                f"Variable {name!r} is encoded by {encoder.name}, which keeps residuals, and the "
+                "step's Python branches on gradients, so that a step may be begun twice.",
+                hint="choose with torch.where instead of `if`, or leave encoder out of the "
+                "variable's strategy.",
+            )
 
 
 class Preparation:
@@ -216,6 +231,8 @@ class Preparation:
     def rewritten(self, analysis: Analysis, late: bool = False) -> WorkerGraph:
         """This worker's graph by the strategy, which the first graph decides."""
         strategy = self.choice.decide(analysis)
+        if analysis.step.decisions and self._world.size > 1:
+            _refuse_residuals(strategy)
         network, speed, variables = self.choice.network, self.choice.speed, analysis.variables
         first = as_one_batch(self._objects, self._config, self.batches)
         # Of the captured step, which rewriting uses up.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallax.graph.guesses import Guesses
+from parallax.graph.guesses import Branch, Guesses
 from parallax.graph.sizes import Place, Shapes, varying
 from parallax.runtime.program import Program
 from parallax.runtime.signature import Signature, shapes_in, without_shapes
@@ -30,6 +30,15 @@ class _Kin:
     """Sizes that were tried as symbols and are part of the graph."""
     programs: list[Program] = field(default_factory=list)
     """Those that hold for more than one shape."""
+
+
+def _deciding(programs: Sequence[Program]) -> Branch | None:
+    """A branch on what is computed that does not go the same way in all programs."""
+    decisions = [program.step.decisions for program in programs]
+    return next(
+        (one for one in decisions[-1] if len({known.get(one) for known in decisions} - {None}) > 1),
+        None,
+    )
 
 
 class Programs:
@@ -116,7 +125,14 @@ class Programs:
     def _keep(self, signature: Signature, program: Program) -> None:
         programs = self._by_signature.setdefault(signature, [])
         programs.append(program)
-        if len(programs) == MANY and program.step.guards:
+        if len(programs) == MANY and (branch := _deciding(programs)) is not None:
+            logger.warning(
+                "the step was captured %d times for one kind of batch, as branches on what it "
+                "computes go other ways (%s): choose with torch.where, or multiply by a mask",
+                MANY,
+                branch.place,
+            )
+        elif len(programs) == MANY and program.step.guards:
             logger.warning(
                 "the step was captured %d times for one kind of batch, as its Python decides "
                 "otherwise by numbers (a learning rate, a number of the batch): keep float(), "
