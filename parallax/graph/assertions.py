@@ -31,6 +31,7 @@ from parallax.errors import (
 )
 from parallax.graph.endings import Ending
 from parallax.graph.replaced import replaced
+from parallax.graph.said import without_marks
 from parallax.graph.torch_internals import FakeTensor, evaluate
 from parallax.graph.user_code import is_internal, user_line
 from parallax.ops.resources import effect, fixed_sizes
@@ -212,7 +213,7 @@ def _raised_by_step(error: BaseException) -> BaseException | None:
 
 
 def _as_text(raised: BaseException) -> str:
-    kind, text = type(raised).__name__, str(raised).strip()
+    kind, text = type(raised).__name__, without_marks(str(raised)).strip()
     return f"{kind}: {text.splitlines()[0]}" if text else kind
 
 

@@ -38,6 +38,7 @@ from parallax.graph.operations import written_inputs
 from parallax.graph.outside import NO_NUMBERS, Numbers, standing_for
 from parallax.graph.products import join_products
 from parallax.graph.recording import Recording
+from parallax.graph.said import Said
 from parallax.graph.scalars import ScalarEnv, is_number
 from parallax.graph.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.snapshot import Snapshot
@@ -182,6 +183,7 @@ def _capture_once(
 
     snapshot = Snapshot(objects)
     recording = Recording()
+    said = Said(recording)
     left = Collected()
     tracked: list[Mapping[torch.Tensor, Any]] = []
 
@@ -209,6 +211,7 @@ def _capture_once(
             untouched_iterators(objects),
             draws.recorded(symbols[len(symbols) - len(drawn) :]),
             as_script_has_it(),
+            said.kept(),
         ):
             result = step(*call_args, **call_kwargs)
             left.collect_outside(free.outside, outside, free.others, others)
@@ -216,6 +219,7 @@ def _capture_once(
         left.collect_state(objects, snapshot, before)
         left.collect_calls(recording)
         left.note_rates(objects, recording)
+        said.check([*left.return_constants, *(site.value for site in left.places)])
         if not sentinels:
             left.collect_carried(before, recording)
         return left.flat
@@ -434,16 +438,9 @@ def _capture_error(error: Exception, step: Callable[..., Any]) -> CaptureError:
     text = str(error).strip().splitlines()
     reason = text[0] if text else type(error).__name__
     hint = (
-        "the step runs once on tensors without values: keep numpy, .tolist(), file access "
-        "and printing of values out of it, and see that it runs on this batch on one device."
+        "the step runs once on tensors without values: keep numpy, .tolist() and file access out "
+        "of it, and see that it runs on this batch on one device."
     )
-    if "__format__" in reason:
-        return CaptureError(
-            "The step formats a number that is only known when it runs (an f-string or format()).",
-            hint="return the number and format it outside the step: loss = runner.run(batch); "
-            'print(f"{loss:.3f}").',
-            where=where,
-        )
     if where is None:  # the call itself failed: point at the step's own first line
         code = getattr(getattr(step, "__func__", step), "__code__", None)
         if code is not None:

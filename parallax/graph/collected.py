@@ -135,20 +135,21 @@ class Collected:
             UnsupportedError: one comes before the update, with a value of the step.
         """
         calls = []
-        for function, early, args, kwargs in recording.calls:
-            values, spec = pytree.tree_flatten((args, kwargs))
+        for call in recording.calls:
+            kind = "said" if call.is_said else "call"
+            values, spec = pytree.tree_flatten((call.args, call.kwargs))
             outputs = []
             for position, item in enumerate(values):
                 if _is_computed(item):
                     outputs.append((position, len(self.flat)))
-                    self._add(item, "call")
-            if early and outputs:
+                    self._add(item, kind)
+            if call.before and outputs:
                 raise UnsupportedError(
                     "A scheduler is stepped with a value of this step before optimizer.step().",
                     hint="call scheduler.step(metric) after optimizer.step().",
                 )
             fixed = tuple(None if _is_computed(item) else item for item in values)
-            calls.append(HostCall(function, early, spec, fixed, tuple(outputs)))
+            calls.append(HostCall(call.function, call.before, spec, fixed, tuple(outputs)))
         self.calls = tuple(calls)
 
     def note_rates(self, objects: StepObjects, recording: Recording) -> None:
@@ -158,8 +159,8 @@ class Collected:
         returned = {id(value) for value, output in pairs if output.kind == "return"}
         stepped = {
             id(scheduler.optimizer)
-            for function, *_ in recording.calls
-            if (scheduler := getattr(function, "__self__", None)) is not None
+            for call in recording.calls
+            if (scheduler := getattr(call.function, "__self__", None)) is not None
             and hasattr(scheduler, "optimizer")
         }
         for name, optimizer in objects.optimizers.items():

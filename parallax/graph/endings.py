@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from parallax.graph.collected import Collected
     from parallax.graph.step_graph import GraphOutput, HostCall, Written
 
-_RESULTS = ("return", "write", "outside", "call")
+_RESULTS = ("return", "write", "outside", "call", "said")
 """What such a way may leave: no tensors that are state."""
 
 

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
+
+
+class Call(NamedTuple):
+    """A call that the host makes in place of the step.
+
+    Args:
+        function: is called.
+        before: the graph, else behind it.
+        args, kwargs: what it is given, with what the step computes.
+        is_said: it changes nothing, so that each worker may give it values of its own.
+    """
+
+    function: Callable[..., Any]
+    before: bool
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = {}
+    is_said: bool = False
 
 
 @dataclass
@@ -17,14 +34,12 @@ class Recording:
     stepped: set[int] = field(default_factory=set)
     cleared: set[int] = field(default_factory=set)
     marked: set[str] = field(default_factory=set)
-    calls: list[tuple[Callable[..., Any], bool, tuple[Any, ...], dict[str, Any]]] = field(
-        default_factory=list
-    )
+    calls: list[Call] = field(default_factory=list)
     left: dict[str, torch.Tensor] = field(default_factory=dict)
     """By variable, the gradient of an earlier call that it was given, to see who reads it."""
     notes: list[str] = field(default_factory=list)
 
     def tensors(self) -> list[Any]:
         """All tensors that are kept here."""
-        given = [(args, kwargs) for _, _, args, kwargs in self.calls]
+        given = [(call.args, call.kwargs) for call in self.calls]
         return [*self.left.values(), *pytree.tree_leaves(given)]

@@ -18,7 +18,7 @@ import torch
 from torch.amp import GradScaler
 
 from parallax.errors import UnsupportedError
-from parallax.graph.recording import Recording
+from parallax.graph.recording import Call, Recording
 from parallax.graph.replaced import replaced
 from parallax.graph.user_code import user_line
 
@@ -82,7 +82,8 @@ def _methods(recording: Recording) -> dict[str, Callable[..., Any]]:
         if new_scale is None and not own:
             raise AssertionError("No inf checks were recorded prior to update.")
         now = functools.partial(_update, self, original["update"])
-        recording.calls.append((now, False, (new_scale, *(found.pop(key) for key in own)), {}))
+        given = (new_scale, *(found.pop(key) for key in own))
+        recording.calls.append(Call(now, False, given))
         stepped.difference_update(own)
 
     return {"unscale_": unscale_, "step": step, "update": update}

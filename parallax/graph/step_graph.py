@@ -16,7 +16,7 @@ from parallax.graph.sites import Site, Source
 from parallax.graph.sizes import BatchSizes
 
 InputKind = Literal["state", "number", "batch", "outside", "drawn", "shard"]
-OutputKind = Literal["return", "state", "call", "outside", "write"]
+OutputKind = Literal["return", "state", "call", "said", "outside", "write"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,9 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class GraphOutput:
-    """One output: part of the return value, a new value of a state leaf, a call's argument, a
-    number that the step leaves where it is an input, or one that it sets elsewhere."""
+    """One output: part of the return value, a new value of a state leaf, a call's argument, a value
+    in a text that is printed or logged, a number that the step leaves where it is an input, or one
+    that it sets elsewhere."""
 
     kind: OutputKind
     name: str = ""

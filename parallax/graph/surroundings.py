@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import logging
 import sys
 import threading
 import time
@@ -16,10 +15,9 @@ import torch
 from parallax.graph.discovery import StepObjects
 from parallax.graph.foreach import without_foreach
 from parallax.graph.gradient_marks import mark_assigned, mark_backward, mark_returned
-from parallax.graph.holders import is_library_code
 from parallax.graph.indexing import indexing_by_symbols
 from parallax.graph.packed import packed_sequences
-from parallax.graph.recording import Recording
+from parallax.graph.recording import Call, Recording
 from parallax.graph.recurrent import whole_layers
 from parallax.graph.replaced import replaced
 from parallax.graph.scalars import symbolic_math
@@ -60,8 +58,7 @@ def prepared(
         stack.enter_context(mark_returned(tensors, recording))
         stack.enter_context(mark_assigned(tensors, recording))
         stack.enter_context(_watch_zero_grad(recording))
-        stack.enter_context(_watch_output(recording))
-        stack.enter_context(_watch_logging(recording))
+        stack.enter_context(_watch_files(recording))
         stack.enter_context(_watch_clock(recording))
         stack.enter_context(without_failures_in_log())
         stack.enter_context(scalers_recorded(recording))
@@ -127,7 +124,7 @@ def _recorder(scheduler: Any, recording: Recording) -> Callable[..., None]:
 
     def step(*args: Any, **kwargs: Any) -> None:
         before = id(scheduler.optimizer) not in recording.stepped
-        recording.calls.append((bound, before, args, kwargs))
+        recording.calls.append(Call(bound, before, args, kwargs))
 
     return step
 
@@ -138,7 +135,7 @@ def _reader(scheduler: Any, recording: Recording) -> Callable[..., Any]:
     original = type(scheduler).get_last_lr.__get__(scheduler)
 
     def get_last_lr() -> Any:
-        if any(getattr(call[0], "__self__", None) is scheduler for call in recording.calls):
+        if any(getattr(call.function, "__self__", None) is scheduler for call in recording.calls):
             recording.notes.append(
                 "get_last_lr() after the scheduler's step in the training step gives the rate of "
                 f"before it: read it first, or outside ({user_line()})"
@@ -171,42 +168,16 @@ def _watch_zero_grad(recording: Recording) -> Iterator[None]:
             cls.zero_grad = original
 
 
-@contextlib.contextmanager
-def _watch_output(recording: Recording) -> Iterator[None]:
-    """Notice what reaches the world outside: print does nothing, open() works, both are noted."""
-    saved = builtins.print, builtins.open
-
-    def watching_print(*args: Any, **kwargs: Any) -> None:
-        recording.notes.append(f"print runs at capture only, and prints nothing ({user_line()})")
+def _watch_files(recording: Recording) -> contextlib.AbstractContextManager[None]:
+    """Notice that a step opens files, which it does while it is captured."""
+    original = builtins.open
 
     def watching_open(*args: Any, **kwargs: Any) -> Any:
         if not is_internal(sys._getframe(1).f_code.co_filename):
             recording.notes.append(f"open runs at capture only ({user_line()})")
-        return saved[1](*args, **kwargs)
+        return original(*args, **kwargs)
 
-    builtins.print, builtins.open = watching_print, watching_open
-    try:
-        yield
-    finally:
-        builtins.print, builtins.open = saved
-
-
-def _watch_logging(recording: Recording) -> contextlib.AbstractContextManager[None]:
-    """Notice what the step logs, and leave it out, as what it prints."""
-    original, thread = logging.Logger._log, threading.get_ident()
-
-    def log(self: logging.Logger, *args: Any, **kwargs: Any) -> None:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and frame.f_globals.get("__name__") == logging.__name__:
-            frame = frame.f_back
-        if is_library_code(frame.f_code) or threading.get_ident() != thread:
-            original(self, *args, **kwargs)
-        else:
-            recording.notes.append(
-                f"logging runs at capture only, and logs nothing ({user_line()})"
-            )
-
-    return replaced((logging.Logger, "_log", log))
+    return replaced((builtins, "open", watching_open))
 
 
 def _watch_clock(recording: Recording) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,189 @@
+"""What a step prints and logs is said after each step, with the values of that step."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from pool import Pool
+from torch import nn
+
+from parallax.config import Config
+from parallax.errors import CaptureError
+from parallax.graph.discovery import discover
+from parallax.runtime.comm.world import World, single
+from parallax.runtime.runner import Runner
+
+logger = logging.getLogger("a script")
+Say = Callable[[torch.Tensor, torch.Tensor, nn.Linear, int], Any]
+
+
+def _step(say: Say) -> Callable[[torch.Tensor, int], Any]:
+    """A step that says something between its backward pass and its update, and after it."""
+    torch.manual_seed(4)
+    model = nn.Linear(3, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, number: int) -> Any:
+        optimizer.zero_grad()
+        scores = model(x)
+        loss = scores.square().mean()
+        loss.backward()
+        found = say(loss.detach(), scores.detach(), model, number)
+        optimizer.step()
+        say(loss.detach(), scores.detach(), model, number)
+        return found
+
+    return step
+
+
+def _runner(say: Say, world: World | None = None) -> Runner:
+    step = _step(say)
+    config = Config(workers=1, compile="none")
+    return Runner(step, discover(step), config, world or single(torch.device("cpu")))
+
+
+def _batches(count: int = 4) -> list[tuple[torch.Tensor, int]]:
+    torch.manual_seed(3)
+    return [(torch.randn(4 + n % 2, 3, dtype=torch.float64), n) for n in range(count)]
+
+
+def _formats(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
+    print(f"{number}: {loss:.3f} {loss.item():8.2e} {loss.item()!r} {(loss > 0.1).item()}")
+    print("{:.3f} and {}".format(loss.item(), scores[0, 0]), str(loss.item()), sep=", ")  # noqa: UP032
+    print("-".join([f"{value:.1f}" for value in (loss, loss * 2)]), end="!\n")
+
+
+def _objects(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
+    print("loss", loss, [loss.item(), {"a": scores}], scores.shape, None, model.bias.detach())
+    print()
+
+
+def _some(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
+    if number % 2 == 0:
+        print("step", number, loss.item(), len(scores))
+
+
+def _logs(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
+    logger.warning("loss %.3f of %d, %s%%", loss.item(), number, loss)
+    logger.error(f"loss {loss:.3f} of %s, %s", f"<{loss.item():.1f}>", {"a": loss.item()})
+    logger.info("the number %(n)d: %(loss).3f", {"n": number, "loss": loss.item()})
+    logger.debug("not said: %s", loss)
+    logging.getLogger("a script.below").warning(f"{loss.item()}", extra={"from": "me"})
+
+
+@pytest.mark.parametrize("say", [_formats, _objects, _some, _logs])
+def test_what_is_said_is_that_of_one_device(
+    say: Say, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def records() -> list[tuple[Any, ...]]:
+        return [
+            (one.name, one.levelno, one.pathname, one.lineno, one.funcName, one.getMessage())
+            for one in caplog.records
+        ]
+
+    caplog.set_level("INFO", logger="a script")
+    step = _step(say)
+    for batch in _batches():
+        step(*batch)
+    expected = capsys.readouterr().out, records()
+    assert any(expected)
+    caplog.clear()
+    runner = _runner(say)
+    for batch in _batches():
+        runner.run(*batch)
+    assert (capsys.readouterr().out, records()) == expected
+
+
+def _said(world: World, count: int) -> tuple[list[str], list[float]]:
+    found: list[str] = []
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    handler = Handler()
+    logger.addHandler(handler)
+    try:
+        runner = _runner(_own_loss, world)
+        torch.manual_seed(world.rank)
+        losses = [float(runner.run(torch.randn(4, 3).double(), 0)) for _ in range(count)]
+    finally:
+        logger.removeHandler(handler)
+    return found, losses
+
+
+def _own_loss(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> Any:
+    logger.error(f"{loss.item()}")
+    return loss
+
+
+def test_each_worker_says_its_own(pool: Pool) -> None:
+    first, second = pool.run(2, _said, 2)
+    for said, losses in (first, second):
+        assert said == [repr(loss) for loss in losses for _ in range(2)]
+    assert first != second
+
+
+def test_what_is_said_on_the_way_out(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        if not loss.isfinite():
+            print(f"left out: {loss.item()}")
+            return loss
+        loss.backward()
+        optimizer.step()
+        print("updated")
+        return loss
+
+    runner = Runner(step, discover(step), Config(workers=1), single(torch.device("cpu")))
+    for factor in (1, math.nan, 1):
+        runner.run(torch.ones(2, 3) * factor)
+    assert capsys.readouterr().out.splitlines() == ["updated", "left out: nan", "updated"]
+
+
+def _returned(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> str:
+    return f"{loss:.3f}"
+
+
+def _said_and_returned(*given: Any) -> str:
+    text = f"{given[0]:.3f}"
+    print(text)
+    return text
+
+
+def _put(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
+    model.last = f"{loss:.3f}"  # type: ignore[assignment]
+    print(model.last)
+
+
+def _named(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
+    {}.setdefault(str(loss.item()), 1)
+
+
+@pytest.mark.parametrize("say", [_returned, _said_and_returned, _put, _named])
+def test_texts_for_other_things_are_refused(say: Say) -> None:
+    with pytest.raises(CaptureError, match="formats a number that is only known when") as caught:
+        _runner(say).run(*_batches()[0])
+    assert caught.value.where is not None
+    assert "test_said.py" in caught.value.where.file
+    assert "print or log the text" in str(caught.value)
+
+
+def test_other_threads_print_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    def say(*_: Any) -> None:
+        thread = threading.Thread(target=print, args=("beside",))
+        thread.start()
+        thread.join()
+
+    _runner(say).run(*_batches()[0])
+    assert "beside" in capsys.readouterr().out
