@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +65,13 @@ def _objects(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number:
     print()
 
 
+def _writes(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
+    sys.stdout.write(f"\r{loss.item():.3f}")
+    sys.stdout.write(" of ")
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
+
+
 def _some(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
     if number % 2 == 0:
         print("step", number, loss.item(), len(scores))
@@ -77,7 +85,7 @@ def _logs(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: in
     logging.getLogger("a script.below").warning(f"{loss.item()}", extra={"from": "me"})
 
 
-@pytest.mark.parametrize("say", [_formats, _objects, _some, _logs])
+@pytest.mark.parametrize("say", [_formats, _objects, _writes, _some, _logs])
 def test_what_is_said_is_that_of_one_device(
     say: Say, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:

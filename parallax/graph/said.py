@@ -139,6 +139,11 @@ class Said:
                 for name, function in names.items()
             ),
             (builtins, "print", self._printing(print)),
+            *(
+                (stream, "write", self._writing(stream, stream.write))
+                for stream in dict.fromkeys((sys.stdout, sys.stderr))
+                if hasattr(stream, "__dict__")
+            ),
             (logging.Logger, "_log", self._logging(logging.Logger._log)),
         ):
             yield
@@ -172,6 +177,18 @@ class Said:
 
         return say
 
+    def _writing(self, stream: Any, original: Callable[[str], int]) -> Callable[[str], int]:
+        def write(text: str) -> int:
+            is_users = self._is_users(sys._getframe(1).f_code) or has_marks(text)
+            if threading.get_ident() != self._thread or not is_users:
+                return original(text)
+            form, values = self.take(text)
+            function = functools.partial(_write, stream, form)
+            self.recording.calls.append(Call(function, False, (values,), is_said=True))
+            return len(text)
+
+        return write
+
     def _logging(self, original: Callable[..., None]) -> Callable[..., None]:
         def log(
             logger: logging.Logger, level: int, message: Any, args: Any, *rest: Any, **named: Any
@@ -203,6 +220,10 @@ def _kept(value: Any) -> Any:
 
 def _say(forms: Sequence[Text], named: Mapping[str, Any], values: Sequence[Sequence[Any]]) -> None:
     print(*(form.of(own) for form, own in zip(forms, values, strict=True)), **named)
+
+
+def _write(stream: Any, form: Text, values: Sequence[Any]) -> None:
+    stream.write(form.of(values))
 
 
 def _log(
