@@ -19,7 +19,7 @@ TABLES += ("two_tasks_of_a_table", "two_tasks_of_bags", "table_of_one_row")
 TABLES += ("attacked_table", "attacked_bags", "some_rows_of_a_table")
 INDEXED = ("sentences_with_tags", "rows_of_tables", "columns_of_rows")
 INDEXED += ("written_at_the_best", "places_that_move")
-GUESSES = ("trust_ratios", "scaled_rates", "found_rate", "clipped_by_hand")
+GUESSES = ("trust_ratios", "scaled_rates", "found_rate", "clipped_by_hand", "bounded_rates")
 GUESSES += ("clipped_beside_a_table",)
 CELLS = [
     *((name, builder) for name in ADVERSARIES for builder in ("HYBRID", "PS", "AR")),

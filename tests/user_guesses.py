@@ -81,6 +81,24 @@ class FoundRate(torch.optim.Optimizer):
         group["k"] += 1
 
 
+class Bounded(torch.optim.Optimizer):
+    """Divides Python's numbers, where it has seen that it may."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            norm, of_gradient = p.norm().item(), p.grad.norm().item()
+            ratio = 1.0
+            if of_gradient != 0:
+                ratio = norm / of_gradient
+                if ratio > 2:
+                    ratio = 2.0
+            p.sub_(p.grad, alpha=self.param_groups[0]["lr"] * ratio)
+
+
 def _with_zeros(rows: int, make: Callable[[Any], torch.optim.Optimizer]) -> Built:
     model = mlp(4, 3)
     nn.init.zeros_(model[0].bias)
@@ -103,10 +121,10 @@ def found_rate(rows: int) -> Built:
     return _with_zeros(rows, FoundRate)
 
 
-def _large_and_small(rows: int, *, width: int = 4) -> list[tuple[torch.Tensor, ...]]:
+def _large_and_small(rows: int, small: float = 1.0) -> list[tuple[torch.Tensor, ...]]:
     """Batches whose gradients are large in one step and small in the next."""
     return [
-        (numbers(rows, width) * (1 if number % 2 else 30), numbers(rows, 3))
+        (numbers(rows, 4) * (small if number % 2 else 30), numbers(rows, 3))
         for number in range(STEPS + 1)
     ]
 
@@ -120,6 +138,22 @@ def clip(parameters: Iterable[nn.Parameter], most: float) -> torch.Tensor:
         for p in parameters:
             p.grad.mul_(factor)  # type: ignore[union-attr]
     return total
+
+
+@case
+def bounded_rates(rows: int) -> Built:
+    """In every second step the first layer's weight has no gradient."""
+    model = mlp(4, 3)
+    optimizer = Bounded(model.parameters())
+
+    def step(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), wanted)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [model], step, _large_and_small(rows, 0.0)
 
 
 @case

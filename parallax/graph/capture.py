@@ -314,6 +314,7 @@ def _capture_once(
         places=tuple(left.places),
         sizes=sizes if varying else None,
         decisions=env.decisions,
+        looked=env.looked,
         notes=recording.notes,
     )
     clean(graph)

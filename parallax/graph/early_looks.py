@@ -1,24 +1,31 @@
 """Look at branches that go on both ways before a step changes anything.
 
-What their conditions follow from is computed in front of the first change that comes after the
-gradients they need, with copies of what an optimizer changes on the way to them. So the graph can
-be left there, and the step run by another one, as if it had not begun.
+Where the step looks first, or changes state first, all is looked at that follows from the gradients
+known by then. What this needs from behind is moved there, or computed there on copies, if an
+optimizer changes it on the way. So the graph can be left there, and the step run by another one, as
+if it had not begun.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
-from torch.fx.node import map_arg
 
 from parallax.errors import DataDependentError
 from parallax.graph.aliases import memory_of, writes_to
 from parallax.graph.assertions import enforce
 from parallax.graph.guesses import is_look
-from parallax.graph.operations import is_random, returned_input, written_inputs
+from parallax.graph.operations import (
+    is_random,
+    is_view,
+    must_stay,
+    returned_input,
+    written_inputs,
+)
 from parallax.graph.state import Leaf
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.user_code import source_line
@@ -81,17 +88,20 @@ def look_early(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
         return
     order = {node: number for number, node in enumerate(graph.nodes)}
     changes = [node for node in graph.nodes if any(_changed_state(node))]
-    end = next(iter(reversed(graph.nodes)))
     groups: dict[Node, list[Node]] = {}
+    place = looks[0]
     for look in looks:
         known = [order[node] for node in needed_by(look.all_input_nodes) if _is_gradient(node)]
         after = max(known, default=-1)
-        groups.setdefault(next((c for c in changes if order[c] > after), end), []).append(look)
+        if not groups or after > order[place]:
+            place = next((c for c in changes if after < order[c] < order[look]), look)
+        groups.setdefault(place, []).append(look)
     names = {
         node: item.name for item, node in zip(step.inputs, step.own_placeholders(), strict=True)
     }
     kept: dict[Node, Node] = {}
     for place, some in groups.items():
+        order = {node: number for number, node in enumerate(graph.nodes)}
         before = [
             (memory, change)
             for change in changes
@@ -122,6 +132,10 @@ def _look_in_front_of(
     graph = place.graph
     needed = needed_by(source for look in looks for source in look.all_input_nodes)
     behind = {node for node in needed if order[node] >= order[place]}
+    for node in sorted(behind, key=order.__getitem__):
+        if _may_move(node, behind, order, order[place]):
+            behind.remove(node)
+            place.prepend(node)
     written = {memory_of(one) for node in behind for one in written_inputs(node)} - behind
     views = {
         node
@@ -132,23 +146,41 @@ def _look_in_front_of(
     with graph.inserting_before(place):
         for memory in sorted(written, key=order.__getitem__):
             copies[memory] = _clone(graph, memory)
-        for node in sorted(behind | views, key=order.__getitem__):
+        # What one look needs may fail if an earlier one finds a guess to be wrong.
+        for node in sorted(behind.union(views, looks), key=order.__getitem__):
             changed = returned_input(node) if node in views else None
             if changed is not None:  # it was changed before
                 copies[node] = copies[changed]
             else:
                 copies[node] = graph.node_copy(node, lambda one: copies.get(one, one))
-        found = []
-        for look in looks:
-            arguments = map_arg(look.args, lambda one: copies.get(one, one))
-            given: dict[str, Any] = {"before": tuple(before)} if before else {}
-            target: Any = look.target
-            found.append(graph.call_function(target, arguments, given))
-            found[-1].meta.update(look.meta)
+        found = [copies[look] for look in looks]
+        for one in found if before else ():
+            one.kwargs = {"before": tuple(before)}
         guard = graph.call_function(enforce, (found,))
         guard.meta.update(looks[0].meta)
     for look in looks:
         graph.erase_node(look)
+
+
+def _may_move(node: Node, behind: set[Node], order: Mapping[Node, int], place: int) -> bool:
+    """Whether a node gives the same in an earlier place, when what it needs is there.
+
+    Args:
+        behind: what it may need that is not there.
+        order: of the graph's nodes, as it was.
+        place: in this order.
+    """
+    if not behind.isdisjoint(node.all_input_nodes):
+        return False
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.target is operator.getitem  # not Python's numbers, which may fail
+    if must_stay(node):
+        return False
+    return is_view(node) or not any(
+        place <= order[write] < order[node]
+        for source in node.all_input_nodes
+        for write in writes_to(memory_of(source))
+    )
 
 
 def _is_gradient(node: Node) -> bool:

@@ -9,6 +9,7 @@ the way that is.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -102,7 +103,9 @@ class Guess:
         return WrongGuessError(decisions, list(zip(before[::2], before[1::2], strict=True)))
 
 
-def looking(condition: Any, symbols: Sequence[Any], guess: Guess) -> Callable[..., Found]:
+def looking(
+    condition: Any, symbols: Sequence[Any], guess: Guess, looked: list[Found]
+) -> Callable[..., Found]:
     """An operation that sees whether a branch goes as it is taken to.
 
     Args:
@@ -110,16 +113,46 @@ def looking(condition: Any, symbols: Sequence[Any], guess: Guess) -> Callable[..
         symbols: the operation takes their values, and what to restore if it does not: tensors, each
             followed by a copy of what it was before.
         guess: what it is taken to be.
+        looked: gets what is found.
     """
+
+    is_so = _compiled(condition, list(symbols))
 
     @effect
     @fixed_sizes
     def look(*values: float | int | bool, before: Sequence[torch.Tensor] = ()) -> Found:
-        found = evaluate(condition, dict(zip(symbols, values, strict=True)))
-        return Found(guess, bool(found) is not guess.expected, before)
+        looked.append(Found(guess, bool(is_so(values)) is not guess.expected, before))
+        return looked[-1]
 
     look.parallax_looks = True  # type: ignore[attr-defined]
     return look
+
+
+def _compiled(condition: Any, symbols: list[Any]) -> Callable[[Sequence[float]], Any]:
+    """What computes a condition from the values of symbols. A step may look at hundreds, most of
+    which compare one with a number."""
+    import sympy
+
+    comparisons = {
+        sympy.Eq: operator.eq,
+        sympy.Ne: operator.ne,
+        sympy.Gt: operator.gt,
+        sympy.Ge: operator.ge,
+        sympy.Lt: operator.lt,
+        sympy.Le: operator.le,
+    }
+    compares = comparisons.get(type(condition))
+    if compares is not None and condition.lhs in symbols and condition.rhs.is_number:
+        place, number = symbols.index(condition.lhs), float(condition.rhs)
+        return lambda values: compares(values[place], number)
+    return lambda values: evaluate(condition, dict(zip(symbols, values, strict=True)))
+
+
+def wrong_guess(looked: Sequence[Found]) -> Exception | None:
+    """What is raised if a look found a branch to go another way, and what came then failed."""
+    wrong = (number for number, one in enumerate(looked) if one.failed)
+    number = next(wrong, None)
+    return None if number is None else looked[number].assertion.stop(looked, number)
 
 
 def is_look(node: Node) -> bool:

@@ -27,6 +27,7 @@ import torch
 from parallax.errors import DataDependentError
 from parallax.graph.assertions import (
     Assertions,
+    Found,
     UndecidedError,
     Way,
     checking,
@@ -113,6 +114,8 @@ class ScalarEnv(ShapeEnv):
         self._guesses = guesses or Guesses()
         self.decisions: dict[Branch, bool] = {}
         """What branches that go on both ways are taken to be."""
+        self.looked: list[Found] = []
+        """What they were found to be in the present step."""
         self._asserted = 0
         self._is_trying = False
         """A branch has been taken to see what comes then."""
@@ -226,7 +229,7 @@ class ScalarEnv(ShapeEnv):
         branch = Branch(way, sum(one.way == way for one in self.decisions))
         # Of a number, that it is another one is what is seen mostly.
         value = self._guesses.decisions.get(branch, not isinstance(condition, sympy.Eq))
-        look = looking(condition, symbols, Guess(branch, value))
+        look = looking(condition, symbols, Guess(branch, value), self.looked)
         node = self._tracer.graph.call_function(look, tuple(nodes))
         node.meta.update(val=None, user_place=user_place())
         self.decisions[branch] = value

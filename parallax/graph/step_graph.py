@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
+from parallax.graph.assertions import Found
 from parallax.graph.draws import Draw
 from parallax.graph.guards import ScalarGuard
 from parallax.graph.guesses import Decisions
@@ -112,6 +113,8 @@ class StepGraph:
     """What is known of sizes that may vary; None if the graph is for one batch shape only."""
     decisions: Decisions = field(default_factory=dict)
     """What branches are taken to be that go on both ways; the graph sees whether they are."""
+    looked: list[Found] = field(default_factory=list)
+    """What it has seen in the present step."""
     notes: list[str] = field(default_factory=list)
     _named: _Named | None = field(default=None, init=False, repr=False, compare=False)
 

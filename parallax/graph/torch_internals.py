@@ -318,20 +318,26 @@ def without_dynamo() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def without_failures_in_log() -> Iterator[None]:
+def without_failures_in_log() -> contextlib.AbstractContextManager[None]:
     """Keep what an operation says of sizes it refuses out of torch's log: the step is captured for
     fewer sizes then, or the error tells."""
 
-    def is_no_failure(record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith("failed while attempting to run meta")
+    return _without_records(FakeTensorMode.__module__, "failed while attempting to run meta")
 
-    log = logging.getLogger(FakeTensorMode.__module__)
-    log.addFilter(is_no_failure)
+
+@contextlib.contextmanager
+def _without_records(logger: str, start: str) -> Iterator[None]:
+    """Leave out what a logger says that starts like this; what it is about is raised as well."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(start)
+
+    log = logging.getLogger(logger)
+    log.addFilter(is_other)
     try:
         yield
     finally:
-        log.removeFilter(is_no_failure)
+        log.removeFilter(is_other)
 
 
 @contextlib.contextmanager
@@ -348,7 +354,8 @@ def outside_tracing() -> Iterator[None]:
 
 def evaluate(expression: Any, values: dict[Any, float | int]) -> Any:
     """The value of a symbolic expression with Python's own arithmetic."""
-    return sympy_interp(PythonReferenceAnalysis, values, expression)
+    with _without_records(sympy_interp.__module__, "failed while executing"):
+        return sympy_interp(PythonReferenceAnalysis, values, expression)
 
 
 def expression(symbolic: Any, values: Mapping[Any, torch.fx.Node]) -> int | torch.fx.Node:

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from parallax.errors import ParallaxError
 from parallax.graph.assertions import LeftOutError
 from parallax.graph.draws import drawn
 from parallax.graph.endings import Ending
-from parallax.graph.guesses import WrongGuessError
+from parallax.graph.guesses import WrongGuessError, wrong_guess
 from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
 from parallax.ops.specs import LateSpec, ResourceSpec
 from parallax.rewrite.ahead import IdsGraph, ids_graph
@@ -213,6 +214,7 @@ class Program:
         if self.step.draws and not self._drawn:
             self._drawn, self._undraw = drawn(self.step.draws)
         generators = self._generators() if self.step.decisions else []
+        self.step.looked.clear()
         inputs = self._resources + [read() for read in self._readers]
         self._drawn = []
         inputs += self._inputs_of(batch)
@@ -222,20 +224,26 @@ class Program:
                 results = (run or self._run)(*inputs)
         except LeftOutError as end:
             return self._end(end.ending, end.results)
-        except WrongGuessError as wrong:
-            for tensor, before in wrong.restored:
-                tensor.copy_(before)
-            for put, state in generators:
-                put(state)
-            self._undraw()
-            raise
         except Exception as error:
-            failure = failure_of(error, self.step.graph)
-            if failure is None:
+            raised = self._raised(error)
+            if isinstance(raised, WrongGuessError):
+                for tensor, before in raised.restored:
+                    tensor.copy_(before)
+                for put, state in generators:
+                    put(state)
+                self._undraw()
+            if raised is error:
                 raise
-            raise failure from error
+            raise raised from error
         del inputs
         return self._put_back(self._own(results))
+
+    def _raised(self, error: Exception) -> Exception:
+        """What an error within the graph is for whoever runs it."""
+        if isinstance(error, WrongGuessError):
+            return error
+        wrong = None if isinstance(error, ParallaxError) else wrong_guess(self.step.looked)
+        return wrong or failure_of(error, self.step.graph) or error
 
     def _generators(self) -> list[tuple[Callable[[torch.Tensor], Any], torch.Tensor]]:
         """PyTorch's generators that a step may draw from: what puts each back, and its state."""
