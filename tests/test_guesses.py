@@ -77,9 +77,15 @@ def test_each_way_is_captured_once() -> None:
     assert runner._preparation.captures == 3  # the first step makes momentum
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_updates_are_not_left_to_the_next_step(pool: Pool, size: int) -> None:
-    for found in pool.run(size, user_steps.compare, "clipped_by_hand", "AR", True):
+@pytest.mark.parametrize("size", [2, 3, (0, 0, 1, 1)])
+@pytest.mark.parametrize(
+    ("name", "builder"), [("clipped_by_hand", "AR"), ("clipped_beside_a_table", "PS")]
+)
+def test_steps_that_are_announced_may_be_run_again(
+    pool: Pool, name: str, builder: str, size: int | tuple[int, ...]
+) -> None:
+    """Ids that travel ahead are of another program then; updates are not left to the next step."""
+    for found in pool.run(size, user_steps.compare, name, builder, True):
         assert max(found.values()) < 1e-10
 
 
