@@ -31,6 +31,7 @@ _ALIKE = {
     aten.sum.dim_IntList,
 }
 """Operations, beside pointwise ones and views, that have some of their inputs' elements."""
+_ALIGNED = {aten._ctc_loss.default, aten._ctc_loss.Tensor, aten._cudnn_ctc_loss.Tensor}
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 
 
@@ -141,6 +142,8 @@ def elements(node: Any) -> Iterator[Node]:
             queue += one.all_input_nodes
         elif one.target in REDUCTIONS:  # not reduced: an element for each label
             queue += one.args[:2]
+        elif one.target in _ALIGNED:  # nor this: an element for each row of labels and of lengths
+            queue += one.args[1:4]
 
 
 def _taken(node: Node) -> tuple[Node | None, int]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.operations import ancestors, is_view
+from parallax.graph.operations import ancestors, has_one_element, is_view
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -230,8 +230,7 @@ def _is_list(node: Any) -> bool:
 
 
 def _is_number(node: Any) -> bool:
-    value = node.meta.get("val") if isinstance(node, Node) else None
-    return node.op == "call_function" and isinstance(value, torch.Tensor) and value.numel() == 1
+    return has_one_element(node) and node.op == "call_function"
 
 
 def _following(seed: Node) -> set[Node]:
