@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import pprint
 import sys
 import threading
 from collections.abc import Callable
@@ -72,6 +73,16 @@ def _writes(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: 
     sys.stdout.flush()
 
 
+def _aligned(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
+    text = f"{loss.item():.3f}"
+    print(f"{text:>12}|", text.rjust(9) + "|", text[:3], text.replace(".", ","), f"{loss!r:>40}")
+    print([text, f"{number}"], {text: str(loss.item()).center(30, "*")})
+
+
+def _pretty(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
+    pprint.pprint({"loss": loss.item(), "number": number})
+
+
 def _some(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: int) -> None:
     if number % 2 == 0:
         print("step", number, loss.item(), len(scores))
@@ -85,7 +96,7 @@ def _logs(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: in
     logging.getLogger("a script.below").warning(f"{loss.item()}", extra={"from": "me"})
 
 
-@pytest.mark.parametrize("say", [_formats, _objects, _writes, _some, _logs])
+@pytest.mark.parametrize("say", [_formats, _objects, _writes, _aligned, _pretty, _some, _logs])
 def test_what_is_said_is_that_of_one_device(
     say: Say, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,13 +189,87 @@ def _named(loss: torch.Tensor, scores: torch.Tensor, model: nn.Linear, number: i
     {}.setdefault(str(loss.item()), 1)
 
 
-@pytest.mark.parametrize("say", [_returned, _said_and_returned, _put, _named])
+@pytest.mark.parametrize("say", [_returned, _said_and_returned, _put])
 def test_texts_for_other_things_are_refused(say: Say) -> None:
     with pytest.raises(CaptureError, match="formats a number that is only known when") as caught:
         _runner(say).run(*_batches()[0])
     assert caught.value.where is not None
     assert "test_said.py" in caught.value.where.file
     assert "print or log the text" in str(caught.value)
+
+
+def test_what_is_counted_is_said_on_both_ways(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def made() -> Callable[[torch.Tensor], Any]:
+        torch.manual_seed(2)
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        seen = {"all": 0, "left out": 0}
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            seen["all"] += 1
+            if nn.utils.clip_grad_norm_(model.parameters(), 1.0) > 5:
+                seen["left out"] += 1
+                logger.info("left out %d of %d", seen["left out"], seen["all"])
+                print(seen)
+                return
+            print("done", seen)
+            optimizer.step()
+
+        return step
+
+    caplog.set_level("INFO", logger="a script")
+    torch.manual_seed(3)
+    batches = [torch.randn(4, 3) * (9 if n % 2 else 0.1) for n in range(7)]
+    plain, step = made(), made()
+    for x in batches:
+        plain(x)
+    expected = capsys.readouterr().out, caplog.messages[:]
+    assert len(expected[1]) == 3
+    caplog.clear()
+    runner = Runner(step, discover(step), Config(workers=1), single(torch.device("cpu")))
+    for x in batches:
+        runner.run(x)
+    assert (capsys.readouterr().out, caplog.messages) == expected
+
+
+def test_a_rate_that_is_said_after_its_scheduler_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+        scheduler.step()
+        print(f"{optimizer.param_groups[0]['lr']:.3f}")
+
+    runner = Runner(step, discover(step), Config(workers=1), single(torch.device("cpu")))
+    with caplog.at_level("WARNING", logger="parallax"):
+        runner.run(torch.ones(2, 3))
+    assert "says a learning rate of optimizer as it was before the scheduler's step" in caplog.text
+
+
+def test_texts_that_are_not_said_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", logger="parallax"):
+        _runner(_named).run(*_batches()[0])
+    assert "makes a text of a number that is only known when it runs, and neither" in caplog.text
+    assert "test_said.py" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "ask", [len, lambda text: text.split(), lambda text: "." in text, lambda t: t.find("1")]
+)
+def test_what_a_text_has_is_not_known(ask: Callable[[str], Any]) -> None:
+    def say(loss: torch.Tensor, *_: Any) -> None:
+        ask(f"{loss:.3f}")
+
+    with pytest.raises(CaptureError, match="of the text of a number, which is only known when"):
+        _runner(say).run(*_batches()[0])
 
 
 def test_other_threads_print_at_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -179,4 +180,38 @@ def test_the_programs_used_last_are_kept() -> None:
     runner = alone(step)
     for length in [*range(2, 80), *range(2, 80)]:
         runner.run(torch.zeros(length, dtype=torch.int64))
+    assert runner._preparation.captures == 2
+
+
+@pytest.mark.parametrize("mask", ["causal", "padding", "added"])
+def test_attention_with_masks_and_weights_is_captured_once_more(mask: str) -> None:
+    """The mask is added to scores that have other sizes in every batch."""
+    torch.manual_seed(4)
+    table = nn.Embedding(50, 8).double()
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).double()
+    models = nn.ModuleList([table, attention])
+    optimizer = torch.optim.SGD(models.parameters(), 0.1)
+
+    def step(words: torch.Tensor) -> torch.Tensor:
+        x, length = table(words), words.shape[1]
+        future = torch.ones(length, length, dtype=torch.bool).triu(1)
+        added = torch.zeros(length, length, dtype=torch.float64).masked_fill(future, -torch.inf)
+        masks = {
+            "causal": {"attn_mask": future},
+            "padding": {"key_padding_mask": words == 0},
+            "added": {"attn_mask": added},
+        }
+        optimizer.zero_grad()
+        loss: torch.Tensor = attention(x, x, x, **masks[mask])[0].square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batches = [torch.randint(1, 50, (4, length)) for length in (6, 9, 7, 12, 5)]
+    before = copy.deepcopy(models.state_dict())
+    expected = [step(words) for words in batches]
+    models.load_state_dict(before)
+    runner = alone(step)
+    found = [runner.run(words) for words in batches]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
     assert runner._preparation.captures == 2

@@ -170,3 +170,44 @@ def boxes_by_their_number_as_a_tensor(rows: int) -> Built:
     return _of_all_boxes(
         rows, lambda number: torch.as_tensor([number], dtype=torch.float64).clamp(min=1).item()
     )
+
+
+@case
+def two_selections_in_one_mean(rows: int) -> Built:
+    """As losses of preferences are written: those of good answers, and of bad ones."""
+    model = mlp(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step(x: torch.Tensor, good: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        scores = model(x).squeeze(-1)
+        loss = torch.cat([scores[good].square(), 1.3 * torch.sigmoid(-scores[~good])]).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [model], step, [(numbers(rows, 4), torch.rand(rows) > 0.4) for _ in range(STEPS)]
+
+
+@case
+def transcripts_by_their_letters(rows: int) -> Built:
+    """Each worker's have another number of letters."""
+    model = mlp(5, 6)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+
+    def step(
+        x: torch.Tensor, frames: torch.Tensor, letters: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        optimizer.zero_grad()
+        scores = model(x).transpose(0, 1).log_softmax(-1)
+        losses = F.ctc_loss(scores, letters, frames, lengths, reduction="none")
+        loss = losses.sum() / lengths.sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batches = []
+    for _ in range(STEPS):
+        sizes = torch.randint(8, 13, (rows,)), torch.randint(1, 5, (rows,))
+        batches.append((numbers(rows, 12, 5), sizes[0], torch.randint(1, 6, (rows, 4)), sizes[1]))
+    return [model], step, batches

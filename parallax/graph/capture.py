@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from parallax.errors import CaptureError, ModelError, ParallaxError, UnsupportedError
 from parallax.graph.aliases import memory_of
-from parallax.graph.assertions import Assertions, EndsError, decided
+from parallax.graph.assertions import Assertions, EndsError, UndecidedError, decided
 from parallax.graph.carried import read_by_step, used_gradients
 from parallax.graph.cleanup import clean, remove_dead
 from parallax.graph.collected import Before, Collected
@@ -253,6 +253,15 @@ def _capture_once(
         more = free.with_counted(left.counted)
         try:
             return again(drawn, more, sentinels)
+        except UndecidedError:  # of a branch, whatever the number is
+            raise
+        except EndsError as end:
+            # Numbers that are counted on this way alone are no inputs of the other one.
+            early = [site for site in left.counted if site.name in end.ending.counted_before]
+            if len(early) == len(left.counted):
+                raise
+            if early:
+                return again(drawn, free.with_counted(early), sentinels)
         except Exception:  # what becomes of the number may be more than a symbol can be
             logger.debug("numbers that the step changes are no inputs", exc_info=True)
     if snapshot.counters:  # which are state, as is known now
@@ -270,6 +279,8 @@ def _capture_once(
     if draws.found and not drawn:
         try:
             return again(tuple(draws.found), free, sentinels)
+        except (EndsError, UndecidedError):
+            raise
         except Exception:  # they may choose more than a symbol can
             logger.debug("random numbers are no inputs", exc_info=True)
     if undone:

@@ -165,6 +165,11 @@ class Collected:
         }
         for name, optimizer in objects.optimizers.items():
             rates = [group.get("lr") for group in optimizer.param_groups]
+            if id(optimizer) in stepped and _is_said_late(recording, optimizer, rates):
+                recording.notes.append(
+                    f"the step says a learning rate of {name} as it was before the scheduler's "
+                    "step within it: say it before that, or read it outside"
+                )
             if id(optimizer) in stepped and any(id(rate) in returned for rate in rates):
                 recording.notes.append(
                     f"the step returns a learning rate of {name} as it was before the scheduler's "
@@ -198,6 +203,19 @@ class Collected:
 
 def _put_number(put: Callable[[Any], None], name: str, numbers: Mapping[str, Any]) -> None:
     put(numbers[name])
+
+
+def _is_said_late(recording: Recording, optimizer: Any, rates: Sequence[Any]) -> bool:
+    """Whether rates are printed or logged after their scheduler's step."""
+    known = {id(rate) for rate in rates}
+    is_stepped = False
+    for call in recording.calls:
+        scheduler = getattr(call.function, "__self__", None)
+        is_stepped |= getattr(scheduler, "optimizer", None) is optimizer
+        values = pytree.tree_leaves(call.args) if call.is_said and is_stepped else ()
+        if any(id(value) in known for value in values):
+            return True
+    return False
 
 
 def _is_computed(value: Any) -> bool:

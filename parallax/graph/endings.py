@@ -45,6 +45,17 @@ class Ending:
     writes: Sequence[Written]
     notes: Sequence[str]
 
+    @property
+    def counted_before(self) -> set[str]:
+        """The names of numbers that are what they were at the branch."""
+        (values,) = next(iter(reversed(self.graph.nodes))).args
+        pairs = zip(self.outputs, values, strict=True)
+        return {
+            output.name
+            for output, value in pairs
+            if output.kind == "outside" and getattr(value, "name", None) in self.before
+        }
+
     def results(self, graph: Graph) -> list[Any]:
         """The nodes of what it leaves, in the graph of the other way, which has come to the branch.
 

@@ -14,22 +14,24 @@ import logging
 import re
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils import _pytree as pytree
 
 from parallax.errors import CaptureError, SourceLine
 from parallax.graph.holders import is_library_code
 from parallax.graph.recording import Call, Recording
 from parallax.graph.replaced import replaced
 from parallax.graph.torch_internals import FakeTensor
-from parallax.graph.user_code import is_internal, user_line
+from parallax.graph.user_code import is_internal, is_standard, user_line
 
 _KINDS = (torch.SymFloat, torch.SymInt, torch.SymBool, FakeTensor)
-_MARK = re.compile("\ue000(\\d+)\ue001")
-"""Around a number, of characters that have no meaning of their own."""
+_MARK = re.compile("⦃⦅(\\d+)⦆⦄")
+"""Around a number, of characters that texts hardly have, and that ``repr`` leaves as they are."""
 
 
 def without_marks(text: str) -> str:
@@ -46,11 +48,66 @@ class _Made(NamedTuple):
     """A text that was made of a value."""
 
     value: Any
-    function: Callable[..., str]
-    """Makes it: ``str``, ``repr`` or ``format``."""
-    rest: tuple[str, ...]
-    """Of its arguments; the specification of a format."""
+    function: Callable[[Any], str]
     where: SourceLine | None
+
+
+class _Mark(str):
+    """The text of one mark, of which texts are made that are known later, too. In longer texts it
+    is a text like any other."""
+
+    __slots__ = ("_number", "_said")
+    _number: int
+    _said: Said
+
+    def __new__(cls, said: Said, number: int) -> _Mark:
+        mark = super().__new__(cls, f"⦃⦅{number}⦆⦄")
+        mark._said, mark._number = said, number
+        return mark
+
+    def __str__(self) -> str:
+        return self
+
+    def __format__(self, form: str) -> str:
+        return self._said.again(self._number, lambda text: format(text, form)) if form else self
+
+
+def _later(name: str) -> Any:
+    method = getattr(str, name)
+
+    def later(mark: _Mark, *arguments: Any) -> str:
+        return mark._said.again(mark._number, lambda text: method(text, *arguments))
+
+    return later
+
+
+def _unknown(name: str) -> Any:
+    method = getattr(str, name)
+
+    def unknown(mark: _Mark, *arguments: Any) -> Any:
+        if is_internal(sys._getframe(1).f_code.co_filename):  # pprint lays out lines
+            return method(mark, *arguments)
+        raise CaptureError(
+            f"The step asks for {name} of the text of a number, which is only known when it runs.",
+            hint='give a width (f"{loss:>10.3f}"), or return the number and format it outside.',
+            where=user_line(),
+        )
+
+    return unknown
+
+
+_LATER = (
+    *("rjust", "ljust", "center", "zfill", "strip", "lstrip", "rstrip", "replace", "upper"),
+    *("lower", "title", "capitalize", "removeprefix", "removesuffix", "__getitem__"),
+)
+_UNKNOWN = (
+    *("__len__", "__contains__", "split", "rsplit", "splitlines", "partition", "rpartition"),
+    *("find", "rfind", "index", "rindex", "count", "startswith", "endswith", "encode"),
+)
+for _name in _LATER:
+    setattr(_Mark, _name, _later(_name))
+for _name in _UNKNOWN:
+    setattr(_Mark, _name, _unknown(_name))
 
 
 class Text(NamedTuple):
@@ -58,18 +115,18 @@ class Text(NamedTuple):
 
     Args:
         parts: between them.
-        made: what makes texts of values, each with the rest of its arguments.
+        made: what makes texts of values.
     """
 
     parts: tuple[str, ...]
-    made: tuple[tuple[Callable[..., str], tuple[str, ...]], ...]
+    made: tuple[Callable[[Any], str], ...]
 
     def of(self, values: Sequence[Any]) -> str:
         """The text for these."""
         found = [self.parts[0]]
         pairs = zip(self.made, values, self.parts[1:], strict=True)
-        for (function, rest), value, part in pairs:
-            found += [function(value, *rest), part]
+        for function, value, part in pairs:
+            found += [function(value), part]
         return "".join(found)
 
 
@@ -94,7 +151,7 @@ class Said:
         numbers = [int(number) for number in pieces[1::2]]
         self._used.update(numbers)
         made = [self._made[number] for number in numbers]
-        form = Text(tuple(pieces[::2]), tuple((one.function, one.rest) for one in made))
+        form = Text(tuple(pieces[::2]), tuple(one.function for one in made))
         return form, [one.value for one in made]
 
     def taken(self, value: Any) -> tuple[Text, list[Any]]:
@@ -116,7 +173,11 @@ class Said:
         """
         left_texts = [value for value in left if has_marks(value)]
         others = {int(number) for text in left_texts for number in _MARK.findall(text)}
-        others |= set(range(len(self._made))) - self._used
+        if unsaid := set(range(len(self._made))) - self._used - others:
+            self.recording.notes.append(
+                "the step makes a text of a number that is only known when it runs, and neither "
+                f"prints nor logs it ({self._made[min(unsaid)].where}): where it does, it is right"
+            )
         if others:
             raise CaptureError(
                 "The step formats a number that is only known when it runs (an f-string or "
@@ -151,19 +212,31 @@ class Said:
     def _marking(self, function: Callable[..., str], original: Callable[..., str]) -> Any:
         def marking(value: Any, *rest: str) -> str:
             frame = sys._getframe(1)
-            if threading.get_ident() != self._thread or not self._is_users(frame.f_code):
+            if threading.get_ident() != self._thread or not self._is_users(frame):
                 return original(value, *rest)
             if isinstance(value, torch.Tensor):  # which the step may change later on
                 value = value.detach().clone()
-            self._made.append(_Made(value, function, rest, user_line()))
-            return f"\ue000{len(self._made) - 1}\ue001"
+            return self._mark(value, lambda value: function(value, *rest))
 
         return marking
 
-    def _is_users(self, code: Any) -> bool:
-        if self._is_saying:
-            return True
-        return not (is_internal(code.co_filename) or is_library_code(code))
+    def _mark(self, value: Any, function: Callable[[Any], str]) -> _Mark:
+        self._made.append(_Made(value, function, user_line()))
+        return _Mark(self, len(self._made) - 1)
+
+    def _is_users(self, frame: types.FrameType | None) -> bool:
+        """Whether it is the step's own code that runs, or Python's library for it."""
+        while frame is not None and is_standard(frame.f_code.co_filename):
+            frame = frame.f_back
+        if self._is_saying or frame is None:
+            return self._is_saying
+        return not (is_internal(frame.f_code.co_filename) or is_library_code(frame.f_code))
+
+    def again(self, number: int, change: Callable[[str], str]) -> str:
+        """A mark for what is made of the text of another one."""
+        made = self._made[number]
+        self._used.add(number)
+        return self._mark(made.value, lambda value: change(made.function(value)))
 
     def _printing(self, original: Callable[..., None]) -> Callable[..., None]:
         def say(*items: Any, **named: Any) -> None:
@@ -179,7 +252,7 @@ class Said:
 
     def _writing(self, stream: Any, original: Callable[[str], int]) -> Callable[[str], int]:
         def write(text: str) -> int:
-            is_users = self._is_users(sys._getframe(1).f_code) or has_marks(text)
+            is_users = self._is_users(sys._getframe(1)) or has_marks(text)
             if threading.get_ident() != self._thread or not is_users:
                 return original(text)
             form, values = self.take(text)
@@ -214,8 +287,8 @@ class Said:
 
 
 def _kept(value: Any) -> Any:
-    """A value as it is now: the step may change a tensor later on."""
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+    """A value as it is now: the step may change tensors, lists and dicts later on."""
+    return pytree.tree_map_only(torch.Tensor, lambda one: one.detach().clone(), value)
 
 
 def _say(forms: Sequence[Text], named: Mapping[str, Any], values: Sequence[Sequence[Any]]) -> None:

@@ -26,6 +26,7 @@ from parallax.graph.state import Leaf
 from parallax.graph.tensor_methods import data_by_copies, deep_copies
 from parallax.graph.torch_internals import (
     FakeTensorMode,
+    additions_of_any_size,
     products_of_any_size,
     without_dynamo,
     without_failures_in_log,
@@ -74,6 +75,7 @@ def prepared(
         stack.enter_context(without_dynamo())
         stack.enter_context(without_foreach())
         stack.enter_context(products_of_any_size())
+        stack.enter_context(additions_of_any_size())
         stack.enter_context(symbolic_math())
         stack.enter_context(objects.conversions.made())
         stack.enter_context(without_fused_rnn())

@@ -31,6 +31,7 @@ from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from parallax.graph.layouts import as_laid_out
+from parallax.graph.replaced import replaced
 from parallax.ops.batch_norms import kind_of_statistics
 
 __all__ = [
@@ -182,6 +183,20 @@ def products_of_any_size() -> Iterator[None]:
         yield
     finally:
         library._destroy()
+
+
+def additions_of_any_size() -> contextlib.AbstractContextManager[None]:
+    """Let what is added to products of batches of matrices be expanded where sizes vary, as the
+    description of the operation itself cannot: masks of attention are."""
+    module: Any = torch
+    original = module.baddbmm
+
+    def baddbmm(x: torch.Tensor, left: torch.Tensor, right: torch.Tensor, **named: Any) -> Any:
+        if isinstance(x, FakeTensor) and any(isinstance(size, torch.SymInt) for size in x.shape):
+            x = x.expand(left.shape[0], left.shape[1], right.shape[2])
+        return original(x, left, right, **named)
+
+    return replaced((module, "baddbmm", baddbmm))
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -27,8 +27,12 @@ _PACKAGES = (
 @functools.lru_cache(maxsize=4096)
 def is_internal(filename: str) -> bool:
     """Whether a file belongs to torch, sympy, this package or Python's own library."""
-    if filename.startswith(_PACKAGES):
-        return True
+    return filename.startswith(_PACKAGES) or is_standard(filename)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_standard(filename: str) -> bool:
+    """Whether a file belongs to Python's own library."""
     return filename.startswith(_STANDARD) and not filename.startswith(_INSTALLED)
 
 
