@@ -175,6 +175,48 @@ def test_a_branch_on_a_number_of_the_batch_is_each_workers_own() -> None:
         Runner(step, discover(step), Config(workers=1), single(CPU)).run(torch.randn(5, 4), 1.0)
 
 
+@pytest.mark.parametrize("of_batch", [True, False])
+def test_numbers_that_are_kept_decide_if_they_are_no_workers_own(
+    of_batch: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An average of losses is, and is no input then; one of norms is not. Both ways are taken."""
+
+    class Average:
+        value = 0.0
+
+    def made() -> tuple[nn.Module, Step]:
+        torch.manual_seed(5)
+        model, average = nn.Linear(WIDTH, 3).double(), Average()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+        def step(x: torch.Tensor) -> Any:
+            optimizer.zero_grad()
+            loss = model(x).square().mean()
+            loss.backward()
+            norm = sum(p.grad.norm().item() for p in model.parameters())  # type: ignore[union-attr]
+            if norm > average.value:
+                clip(model.parameters(), 0.1)
+            average.value = 0.5 * average.value + 0.5 * (loss.item() if of_batch else norm)
+            optimizer.step()
+            return loss
+
+        return model, step
+
+    batches = _batches(1, 9, 0.1, 0.1, 9, 1)
+    expected, plain = made()
+    for x in batches:
+        plain(x)
+    model, step = made()
+    runner = _runner(step)
+    with caplog.at_level("DEBUG", logger="parallax"):
+        for x in batches:
+            runner.run(x)
+    told = "a number that it keeps and that follows from this worker's batch"
+    assert (told in caplog.text) is of_batch
+    assert ("the step cannot be captured with a number that varies" in caplog.text) is of_batch
+    torch.testing.assert_close(model.state_dict(), expected.state_dict(), rtol=1e-12, atol=1e-15)
+
+
 def test_ways_without_an_end_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any) -> Exception:
         return guesses.WrongGuessError({}, [])

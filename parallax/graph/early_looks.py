@@ -80,7 +80,8 @@ def look_early(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
         leaves: all state, by name.
 
     Raises:
-        DataDependentError: something is changed before that cannot be put back.
+        DataDependentError: something is changed before that cannot be put back, or a number that
+            the step keeps is each worker's own.
     """
     graph = step.graph
     looks = [node for node in graph.nodes if is_look(node)]
@@ -90,9 +91,12 @@ def look_early(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
     changes = [node for node in graph.nodes if any(_changed_state(node))]
     groups: dict[Node, list[Node]] = {}
     place = looks[0]
+    own = _own_numbers(step)
     for look in looks:
-        known = [order[node] for node in needed_by(look.all_input_nodes) if _is_gradient(node)]
-        after = max(known, default=-1)
+        needed = needed_by(look.all_input_nodes)
+        if not own.isdisjoint(needed):
+            raise _of_one_worker(look)
+        after = max((order[node] for node in needed if _is_gradient(node)), default=-1)
         if not groups or after > order[place]:
             place = next((c for c in changes if after < order[c] < order[look]), look)
         groups.setdefault(place, []).append(look)
@@ -117,6 +121,24 @@ def look_early(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
                     kept[memory] = _clone(graph, memory)
         pairs = [one for memory, _ in dict(before).items() for one in (memory, kept[memory])]
         _look_in_front_of(place, some, pairs, order)
+
+
+def _own_numbers(step: StepGraph) -> set[Node]:
+    """The placeholders of numbers that the step leaves for the next one and that follow from this
+    worker's batch."""
+    placeholders = step.own_placeholders()
+    inputs = list(zip(step.inputs, placeholders, strict=True))
+    batch = {node for item, node in inputs if item.kind == "batch"}
+    (values,) = next(iter(reversed(step.graph.nodes))).args
+    left = zip(step.outputs, values, strict=True)
+    names = {
+        output.name
+        for output, value in left
+        if output.kind == "outside"
+        and isinstance(value, Node)
+        and not batch.isdisjoint(needed_by([value]))
+    }
+    return {node for item, node in inputs if item.kind == "outside" and item.name in names}
 
 
 def _look_in_front_of(
@@ -199,6 +221,16 @@ def _clone(graph: Graph, node: Node) -> Node:
     copy.meta["val"] = node.meta["val"]
     copy.meta["user_place"] = node.meta.get("user_place")
     return copy
+
+
+def _of_one_worker(look: Node) -> DataDependentError:
+    place = look.meta.get("user_place")
+    return DataDependentError(
+        "Python control flow in the step depends on a number that it keeps and that follows from "
+        "this worker's batch, so workers would go other ways.",
+        hint="keep what follows from gradients, or choose with torch.where instead of `if`.",
+        where=source_line(*place) if place else None,
+    )
 
 
 def _too_late(look: Node, change: Node) -> DataDependentError:
