@@ -104,6 +104,7 @@ def test_what_is_said_is_that_of_one_device(
         return [
             (one.name, one.levelno, one.pathname, one.lineno, one.funcName, one.getMessage())
             for one in caplog.records
+            if one.name.startswith(logger.name)
         ]
 
     caplog.set_level("INFO", logger="a script")
@@ -198,6 +199,11 @@ def test_texts_for_other_things_are_refused(say: Say) -> None:
     assert "print or log the text" in str(caught.value)
 
 
+def _messages(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Of the script."""
+    return [one.getMessage() for one in caplog.records if one.name == logger.name]
+
+
 def test_what_is_counted_is_said_on_both_ways(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -227,13 +233,13 @@ def test_what_is_counted_is_said_on_both_ways(
     plain, step = made(), made()
     for x in batches:
         plain(x)
-    expected = capsys.readouterr().out, caplog.messages[:]
+    expected = capsys.readouterr().out, _messages(caplog)
     assert len(expected[1]) == 3
     caplog.clear()
     runner = Runner(step, discover(step), Config(workers=1), single(torch.device("cpu")))
     for x in batches:
         runner.run(x)
-    assert (capsys.readouterr().out, caplog.messages) == expected
+    assert (capsys.readouterr().out, _messages(caplog)) == expected
 
 
 def test_a_rate_that_is_said_after_its_scheduler_is_told(caplog: pytest.LogCaptureFixture) -> None:
