@@ -19,8 +19,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import torch
-
 from parallax.errors import (
     CaptureError,
     CheckError,
@@ -31,8 +29,8 @@ from parallax.errors import (
 )
 from parallax.graph.endings import Ending
 from parallax.graph.replaced import replaced
-from parallax.graph.said import without_marks
-from parallax.graph.torch_internals import FakeTensor, evaluate
+from parallax.graph.said import WITHOUT_VALUES, without_marks
+from parallax.graph.torch_internals import evaluate
 from parallax.graph.user_code import is_internal, user_line
 from parallax.ops.resources import effect, fixed_sizes
 
@@ -40,7 +38,6 @@ Way = tuple[tuple[str, str, tuple[int | None, ...]], ...]
 """A branch, by the calls that lead to it: files, functions and places in these."""
 T = TypeVar("T")
 
-_WITHOUT_VALUES = (torch.SymFloat, torch.SymInt, torch.SymBool, FakeTensor)
 _TEXTS = ("__format__", "__repr__", "__str__")
 _BRANCHING = ("torch/nn/", "torch/distributions/", "torch/optim/")
 """PyTorch's own code that looks at values."""
@@ -227,7 +224,7 @@ def _silent() -> Iterator[None]:
         # Whether a logger is enabled is seen by the step, and what it logs is kept.
         replaced(
             (logging.Logger, "handle", lambda logger, record: None),
-            *((kind, name, _without_value) for kind in _WITHOUT_VALUES for name in _TEXTS),
+            *((kind, name, _without_value) for kind in WITHOUT_VALUES for name in _TEXTS),
         ),
     ):
         warnings.simplefilter("ignore")

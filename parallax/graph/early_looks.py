@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from parallax.errors import DataDependentError
 from parallax.graph.aliases import memory_of, writes_to
 from parallax.graph.assertions import enforce
 from parallax.graph.guesses import is_look
 from parallax.graph.operations import (
+    add_call,
     is_random,
     is_view,
     must_stay,
@@ -28,7 +29,7 @@ from parallax.graph.operations import (
 )
 from parallax.graph.state import Leaf
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.user_code import source_line
+from parallax.graph.user_code import line_of
 from parallax.ops import marks
 
 aten: Any = torch.ops.aten
@@ -118,7 +119,7 @@ def look_early(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
                 raise _too_late(some[0], change)
             if memory not in kept:
                 with graph.inserting_before(change):
-                    kept[memory] = _clone(graph, memory)
+                    kept[memory] = add_call(graph, aten.clone.default, memory)
         pairs = [one for memory, _ in dict(before).items() for one in (memory, kept[memory])]
         _look_in_front_of(place, some, pairs, order)
 
@@ -167,7 +168,7 @@ def _look_in_front_of(
     copies: dict[Node, Node] = {}
     with graph.inserting_before(place):
         for memory in sorted(written, key=order.__getitem__):
-            copies[memory] = _clone(graph, memory)
+            copies[memory] = add_call(graph, aten.clone.default, memory)
         # What one look needs may fail if an earlier one finds a guess to be wrong.
         for node in sorted(behind.union(views, looks), key=order.__getitem__):
             changed = returned_input(node) if node in views else None
@@ -216,30 +217,21 @@ def _changed_state(node: Node) -> Iterator[Node]:
             yield memory
 
 
-def _clone(graph: Graph, node: Node) -> Node:
-    copy = graph.call_function(aten.clone.default, (node,))
-    copy.meta["val"] = node.meta["val"]
-    copy.meta["user_place"] = node.meta.get("user_place")
-    return copy
-
-
 def _of_one_worker(look: Node) -> DataDependentError:
-    place = look.meta.get("user_place")
     return DataDependentError(
         "Python control flow in the step depends on a number that it keeps and that follows from "
         "this worker's batch, so workers would go other ways.",
         hint="keep what follows from gradients, or choose with torch.where instead of `if`.",
-        where=source_line(*place) if place else None,
+        where=line_of(look),
     )
 
 
 def _too_late(look: Node, change: Node) -> DataDependentError:
-    place, changed = (one.meta.get("user_place") for one in (look, change))
-    where = source_line(*changed) if changed else None
+    where = line_of(change)
     return DataDependentError(
         "Python control flow in the step depends on the values of tensors, after the step has "
         f"changed others{f' ({where})' if where else ''}, so the step is not one graph.",
         hint="choose with torch.where or multiply by a mask instead of `if`; let a step have one "
         "optimizer whose Python decides by gradients, or put it first.",
-        where=source_line(*place) if place else None,
+        where=line_of(look),
     )

@@ -29,7 +29,8 @@ from parallax.graph.replaced import replaced
 from parallax.graph.torch_internals import FakeTensor
 from parallax.graph.user_code import is_internal, is_standard, user_line
 
-_KINDS = (torch.SymFloat, torch.SymInt, torch.SymBool, FakeTensor)
+WITHOUT_VALUES = (torch.SymFloat, torch.SymInt, torch.SymBool, FakeTensor)
+"""What numbers and tensors are while a step is captured."""
 _MARK = re.compile("⦃⦅(\\d+)⦆⦄")
 """Around a number, of characters that texts hardly have, and that ``repr`` leaves as they are."""
 
@@ -196,7 +197,7 @@ class Said:
         with replaced(
             *(
                 (kind, name, self._marking(function, getattr(kind, name)))
-                for kind in _KINDS
+                for kind in WITHOUT_VALUES
                 for name, function in names.items()
             ),
             (builtins, "print", self._printing(print)),
