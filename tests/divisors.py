@@ -77,6 +77,9 @@ ALIKE: dict[str, Loss] = {
         + 0.1 * s.square().mean()
         - 0.2 * (s[..., 0] * (y == 1)).sum() / (y == 1).sum().clamp(min=1)
     ),
+    "divided in place": lambda s, y: (
+        _words(s, y, ignore_index=PAD, reduction="sum").div_((y != PAD).sum()).mul_(2)
+    ),
     "pieces": _pieces,
     "all labels": _words,
 }
@@ -194,6 +197,29 @@ def _weighted_by_variance(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.T
     return some / (2 * deviation.square()) + torch.log(deviation) + scores.square().mean()
 
 
+GIVEN: dict[str, Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]] = {
+    "divided": lambda s, y, n: _summed(s, y) / n,
+    "in place": lambda s, y, n: _summed(s, y).div_(n),
+    "each": lambda s, y, n: (_of_each(s, y) * (y != PAD) / n).sum(),
+    "one over": lambda s, y, n: _summed(s, y) * (1.0 / n),
+    "bounded": lambda s, y, n: (
+        _summed(s, y) / (n.clamp(min=1) if isinstance(n, torch.Tensor) else max(n, 1))
+    ),
+    "of two": lambda s, y, n: _summed(s, y) / (n + n),
+    "among others": lambda s, y, n: (
+        0.3 * _summed(s, y) / n + s.square().mean() + 0.1 * s.square().mean() / (0 * n + 2)
+    ),
+    "smoothed": lambda s, y, n: (
+        (0.9 * _summed(s, y) - 0.1 * s.log_softmax(-1).sum(-1)[y != PAD].sum()) / n
+    ),
+}
+"""Losses of scores, labels and how many of these count, which comes with the batch."""
+
+
+def _summed(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return _words(scores, labels, ignore_index=PAD, reduction="sum")
+
+
 WEIGHTED: dict[str, Callable[..., torch.Tensor]] = {
     **{name: functools.partial(_weighted, mean=mean) for name, mean in _WEIGHTED_MEANS.items()},
     "variance": _weighted_by_variance,
@@ -216,11 +242,15 @@ def line_left_alone(loss: Callable[..., torch.Tensor]) -> str:
 
 
 def line_of_sums_by_inputs(counted: bool) -> str:
-    """Where a loss divides by how many labels there are, if they are counted before the step."""
+    """Where a loss divides more than a sum over the batch by how many labels there are.
+
+    Args:
+        counted: in the step, not before it.
+    """
 
     def loss(net: Net, x: torch.Tensor, y: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-        number = (y != PAD).sum() if counted else count.clamp(min=1)
-        return F.cross_entropy(net(x).mT, y, ignore_index=PAD, reduction="sum") / number
+        whole = _summed(net(x), y) + net.out.weight.square().sum()
+        return whole / ((y != PAD).sum() if counted else count.clamp(min=1))
 
     x, y = data([(4,)], seed=5)[0][0]
     return str(sums_by_inputs(*_captured(loss, x, y, (y != PAD).sum())) or "")
@@ -295,6 +325,25 @@ def train(
     return _train(world, lambda net, x, y: loss(net(x), y), batches, settings)
 
 
+def train_given(
+    world: World, name: str, kind: type, division: Sequence[Sequence[int]], settings: dict[str, Any]
+) -> tuple[float, int]:
+    """As :func:`train`, with a number of labels that comes with the batch.
+
+    Args:
+        kind: of the number, ``torch.Tensor`` too.
+    """
+    loss = GIVEN[name]
+    batches: Any = [
+        [(x, y, _as(kind, (y != PAD).sum())) for x, y in parts] for parts in data(division, seed=5)
+    ]
+    return _train(world, lambda net, x, y, n: loss(net(x), y, n), batches, settings)
+
+
+def _as(kind: type, count: torch.Tensor) -> Any:
+    return count if kind is torch.Tensor else kind(count)
+
+
 def train_weighted(world: World, name: str, division: Sequence[Sequence[int]]) -> tuple[float, int]:
     """As :func:`train`, with learned weights of two tasks."""
     return _train(world, WEIGHTED[name], data(division, seed=5), {})
@@ -338,7 +387,7 @@ def _train(
         return value
 
     for parts in batches:
-        step(*(torch.cat(both) for both in zip(*parts, strict=True)))
+        step(*(_together(items) for items in zip(*parts, strict=True)))
     expected = {key: value.clone() for key, value in net.state_dict().items()}
     net.load_state_dict(start)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
@@ -350,3 +399,10 @@ def _train(
     found: dict[str, Any] = runner.state_dict()[model]
     far = max(float((expected[key] - found[key]).abs().max()) for key in expected)
     return far, world.traffic.sent["batch totals"] - before
+
+
+def _together(items: Sequence[Any]) -> Any:
+    """Of all workers' batches, what one device has."""
+    if isinstance(items[0], torch.Tensor) and items[0].dim():
+        return torch.cat([*items])
+    return sum(items)

@@ -7,6 +7,7 @@ from typing import Any
 
 import divisors
 import pytest
+import torch
 from cells import sampled
 from pool import Pool
 
@@ -55,7 +56,7 @@ def test_means_that_a_loss_is_no_sum_of_have_a_line(name: str) -> None:
 
 
 @pytest.mark.parametrize(("counted", "is_told"), [(False, True), (True, False)])
-def test_sums_that_are_divided_by_a_number_of_the_batch_are_told(
+def test_a_number_of_the_batch_that_divides_more_than_a_sum_over_it_is_told(
     counted: bool, is_told: bool
 ) -> None:
     assert ("divisors.py" in divisors.line_of_sums_by_inputs(counted)) is is_told
@@ -74,6 +75,21 @@ def test_means_that_are_those_of_all_batches_have_none(name: str) -> None:
 @pytest.mark.parametrize("name", divisors.WEIGHTED)
 def test_nor_have_they_with_learned_weights(name: str) -> None:
     assert not divisors.line_left_alone(divisors.WEIGHTED[name])
+
+
+KINDS = (int, float, torch.Tensor)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), sampled(itertools.product(divisors.GIVEN, KINDS), 8), ids=str
+)
+def test_sums_that_are_divided_by_a_number_that_comes_with_the_batch(
+    pool: Pool, name: str, kind: type
+) -> None:
+    division = [counts[:2] for counts in ((4, 4), (6, 2), (1, 3), (5, 1), (2, 2), (7, 1))]
+    for far, sent in pool.run(2, divisors.train_given, name, kind, division, {}):
+        assert far < ROUNDING
+        assert sent == TOTALS * len(division)
 
 
 LENGTHS = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -62,23 +63,31 @@ class Followed(NamedTuple):
     is_inverse: bool
 
 
-def total_of(value: Node) -> Followed | None:
-    """The sum that a number follows from in a way that keeps it one."""
+def total_of(value: Node, is_given: Callable[[Node], bool] | None = None) -> Followed | None:
+    """The sum that a number follows from in a way that keeps it one.
+
+    Args:
+        is_given: asked for numbers that may be such a sum before the step has them.
+    """
     steps: list[Step] = []
     is_inverse = False
     node = value
-    while not is_total(node):
+    while not (is_total(node) or (is_given is not None and is_given(node))):
         arguments = list(node.args)
-        if node.target in _PRODUCTS | _BOUNDS.keys() and not isinstance(arguments[0], Node):
-            arguments[:2] = arguments[1::-1]
-        elif node.target in (aten.maximum.default, aten.max.other) and _is_small(arguments[0]):
-            arguments.reverse()
-        if node.target not in _AS_NUMBER and not _is_view_of_one(node):
+        inverts = node.target is aten.reciprocal.default
+        if node.target is operator.truediv and not isinstance(arguments[0], Node):
+            inverts = True
+            steps += [Step(aten.mul.Tensor, (arguments.pop(0),)), Step(aten.reciprocal.default)]
+        elif node.target not in _AS_NUMBER and not _is_view_of_one(node):
+            if node.target in _PRODUCTS | _BOUNDS.keys() and not isinstance(arguments[0], Node):
+                arguments[:2] = arguments[1::-1]
+            elif node.target in (aten.maximum.default, aten.max.other) and _is_small(arguments[0]):
+                arguments.reverse()
             step = _step(node, arguments)
             if step is None:
                 return None
             steps.append(step)
-        if node.target is aten.reciprocal.default:
+        if inverts:
             if is_inverse:
                 return None
             is_inverse = True

@@ -1,12 +1,14 @@
 """What a loss divides by that only the batch tells, such as how many labels are not left out.
 
 A mean over some of the batch (``ignore_index``, class weights, a mask for padding) is a sum over
-the batch, divided by a number that is summed over the batch as well. On several workers that number
-has to be the one of all their batches for the loss to be that of one device.
+the batch, divided by a number that is summed over the batch as well, in the step or before it. On
+several workers that number has to be the one of all their batches for the loss to be that of one
+device.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +38,7 @@ from parallax.graph.step_graph import StepGraph
 
 aten: Any = torch.ops.aten
 
+_SUMS_OF_TWO = {aten.add.Tensor, operator.add}
 _LEFT_OUT = -100
 """The label that losses leave out unless they are told another one."""
 
@@ -46,8 +49,8 @@ class Divisor:
 
     Args:
         value: the number, as it is on this worker.
-        total: the sum over the batch that ``value`` follows from; of labels that are counted, or
-            of the weights of their classes, None.
+        total: the sum over the batch that ``value`` follows from, or a number that comes with the
+            batch; of labels that are counted, or of the weights of their classes, None.
         steps: from ``total`` to ``value``, what is computed of it.
         is_mean: ``total`` is a mean over the batch, and so is what it divides.
         multiplies: ``value`` is one over the number.
@@ -121,6 +124,29 @@ def divided_by_inputs(step: StepGraph, of_batch: BatchElements) -> Iterator[Node
                 yield term
 
 
+def divides_by_constants(step: StepGraph) -> bool:
+    """Whether a sum in a step's losses is divided by a whole number that is part of the graph."""
+    for node in ancestors([loss for loss, _ in losses(step.graph)]):
+        for part, value, multiplies in _quotients(node):
+            if isinstance(part, Node) and _is_whole(value, multiplies):
+                sums = [part for part, _ in terms(part, _is_no_sum)]
+                if any(map(summed, [*sums, *node.users])):
+                    return True
+    return False
+
+
+def _is_whole(value: Any, is_inverse: bool) -> bool:
+    """Whether a constant is a whole number, or one over it."""
+    if not isinstance(value, int | float) or not value:
+        return False
+    number = 1 / value if is_inverse else value
+    return number >= 1 and math.isclose(number, round(number))
+
+
+def _is_no_sum(factor: float | Node, _: Node) -> bool:
+    return not isinstance(factor, Node) or summed(factor) is None
+
+
 def leaves_out_labels(step: StepGraph, batch: Sequence[Any]) -> bool:
     """Whether a loss leaves out labels of a batch by what PyTorch leaves out if nothing is said.
 
@@ -146,8 +172,10 @@ def leaves_out_labels(step: StepGraph, batch: Sequence[Any]) -> bool:
 def is_plain(divisor: Divisor) -> bool:
     """Whether it counts labels that are no selection, and of which none is left out but those of
     PyTorch's default."""
+    if divisor.total is not None:
+        return False
     loss: Any = divisor.value.args[0]
-    return divisor.total is None and _is_default(loss) and not _is_selected(loss.args[1])
+    return _is_default(loss) and not _is_selected(loss.args[1])
 
 
 def _is_selected(labels: Node) -> bool:
@@ -185,11 +213,16 @@ class _Search:
     def __init__(self, found: BatchElements) -> None:
         self._found = found
 
-    def is_factor(self, factor: float | Node, _: Node) -> bool:
+    def is_factor(self, factor: float | Node, product: Node) -> bool:
         """Whether gradients of terms are multiplied by it, and it is no term and no divisor."""
         if not isinstance(factor, Node):
             return True
-        return self._found.is_weight(factor) and total_of(factor) is None
+        if not self._found.is_weight(factor) or total_of(factor) is not None:
+            return False
+        return not any(
+            value is factor and self._of_quotient(part, value, multiplies) is not None
+            for part, value, multiplies in _quotients(product)
+        )
 
     def of_term(self, term: Node) -> Divisor | None:
         """What a term of a loss is divided by, if it is a sum over the batch."""
@@ -212,10 +245,12 @@ class _Search:
         return None
 
     def divides_by_total(self, node: Node) -> bool:
-        """Whether what follows from parameters is divided by a sum over the batch."""
+        """Whether what follows from parameters is divided by a sum over the batch that the step
+        has."""
         for part, value, multiplies in _quotients(node):
             if self._found.is_of_other(part) and self._found.is_of_batch(value):
-                return self._total(value, multiplies) is not None
+                found = self._total(value, multiplies)
+                return found is not None and is_total(found.total)
         return False
 
     def is_input(self, value: Node) -> bool:
@@ -251,14 +286,25 @@ class _Search:
 
     def _total(self, value: Node, is_inverse: bool) -> Followed | None:
         """How a number follows from a sum over the batch."""
-        found = total_of(value)
+        found = total_of(value, self._is_given)
         if found is None or found.is_inverse is not is_inverse:
             return None
+        if not is_total(found.total):
+            return found
         counted: Any = found.total.args[0]
         return found if self._found.adds_up(counted) else None
 
+    def _is_given(self, node: Node) -> bool:
+        """Whether a number comes with the batch, or is the sum of such."""
+        if node.target in _SUMS_OF_TWO:
+            return all(isinstance(one, Node) and self._is_given(one) for one in node.args)
+        return node.op == "placeholder" and self._found.is_of_batch(node) and _is_number(node)
+
     def _shares(self, source: Node, total: Node) -> bool:
-        """Whether elements follow from those of the batch that a total is of."""
+        """Whether elements follow from those of the batch that a total is of; of a number that
+        comes with it, from any."""
+        if not is_total(total):
+            return source in self._found.batch
         counted = self._found.batch.intersection(elements(total.args[0]))
         return not counted.isdisjoint(elements(source))
 
@@ -271,9 +317,9 @@ def _is_number(node: Node) -> bool:
 def _quotients(node: Node) -> Iterator[tuple[Any, Any, bool]]:
     """What is divided, by what, or may be multiplied with one over it: whether it is."""
     arguments: Any = node.args
-    if node.target is aten.div.Tensor:
+    if node.target in (aten.div.Tensor, aten.div_.Tensor):
         yield (*arguments[:2], False)
-    elif node.target is aten.mul.Tensor:
+    elif node.target in (aten.mul.Tensor, aten.mul_.Tensor):
         yield (*arguments, True)
         yield (*reversed(arguments), True)
 

@@ -54,7 +54,7 @@ def _divide_by_all(batches: Batches, work: Rewriting) -> None:
         earliest = min((use for one in found for use in _uses(one)), key=order.__getitem__)
         sources = [source for one in found for source in _sources(one, found[one])]
         latest = max(sources, key=order.__getitem__)
-        before = known_early(work, sources, latest.next)
+        before = known_early(work, sources, _behind_inputs(latest))
         order = work.order()
         if order[before] <= order[earliest]:
             _exchange(work, found, before, earliest)
@@ -115,7 +115,7 @@ def _exchange(
 def _total(work: Rewriting, divisor: Divisor) -> Node:
     """The sum over this worker's batch."""
     if divisor.total is not None:
-        return divisor.total
+        return _as_tensor(work, divisor.total, divisor.terms[0])
     loss: Any = divisor.value.args[0]
     _, labels, weight, _, ignored = loss.args
     graph = work.graph
@@ -127,6 +127,30 @@ def _total(work: Rewriting, divisor: Divisor) -> Node:
             weights = add_call(graph, aten.index.Tensor, weight, [classes])
             counted = add_call(graph, aten.mul.Tensor, weights, counted)
         return add_call(graph, aten.sum.default, counted)
+
+
+def _as_tensor(work: Rewriting, number: Node, like: Node) -> Node:
+    """A number, which may come with the batch, as a tensor of no dimension.
+
+    Args:
+        like: of the device that it is wanted on.
+    """
+    if isinstance(number.meta["val"], torch.Tensor):
+        return number
+    with work.graph.inserting_before(_behind_inputs(number)):
+        example = like.meta["val"].new_empty((), dtype=torch.float64)
+        named = {"dtype": example.dtype, "device": example.device}
+        tensor = work.graph.call_function(aten.scalar_tensor.default, (number,), named)
+        tensor.meta["val"] = example
+        return tensor
+
+
+def _behind_inputs(node: Node) -> Node:
+    """The first operation behind a node."""
+    node = node.next
+    while node.op == "placeholder":
+        node = node.next
+    return node
 
 
 def _counted(work: Rewriting, count: Count) -> Node:
@@ -175,14 +199,14 @@ def _replace(
         What the terms are to be multiplied with to be divided by that number, as a quotient.
     """
     graph = work.graph
-    number = total
+    number, value = total, _as_tensor(work, divisor.value, divisor.terms[0])
     for step in divisor.steps:
         number = add_call(graph, step.target, number, *step.others, **dict(step.named))
     first, second = (whole, own) if divisor.multiplies else (own, whole)
     number = _in_mean(work, number, first, second)
     for use in divisor.uses:
         use.replace_input_with(divisor.value, _alike(work, number, use))
-    return (number, divisor.value) if divisor.multiplies else (divisor.value, number)
+    return (number, value) if divisor.multiplies else (value, number)
 
 
 def _replace_weighted(

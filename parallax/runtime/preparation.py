@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.config import Config
-from parallax.errors import StrategyError
+from parallax.errors import ModelError, StrategyError
 from parallax.graph.bent_gradients import note_bent_gradients
 from parallax.graph.capture import capture
 from parallax.graph.checks import check_batch, check_not_dealt
 from parallax.graph.discovery import StepObjects
+from parallax.graph.divisors import divides_by_constants
 from parallax.graph.draws import Streams
 from parallax.graph.outside import NO_NUMBERS, Numbers
 from parallax.graph.sizes import Place
@@ -49,6 +51,7 @@ from parallax.runtime.start import (
     agree_on_tensors,
     as_one_batch,
     draw_alike,
+    means_are_of_all,
     measure_access,
     one_batch_norm,
     tell_of_means,
@@ -186,6 +189,8 @@ class Preparation:
         if first:
             self._compare(description, flat)
         step = self._captured(batch, named, varying, numbers)
+        if self._may_divide_by_numbers(step, flat, numbers):
+            step = self._with_whole_numbers(step, batch, named, varying, numbers)
         if first and self._config.average_dense and self._config.average_sparse:
             note_sums(step, number_of_rows(flat) or 1)
             note_bent_gradients(step)
@@ -226,6 +231,35 @@ class Preparation:
             )
         self.captures += 1
         return step
+
+    def _may_divide_by_numbers(
+        self, step: StepGraph, flat: Sequence[Any], numbers: Numbers
+    ) -> bool:
+        """Whether a loss may be divided by a whole number of the batch, which is a constant."""
+        return (
+            self._world.size > 1
+            and means_are_of_all(self._config)
+            and not numbers.batch
+            and any(type(item) is int for item in flat)
+            and divides_by_constants(step)
+        )
+
+    def _with_whole_numbers(
+        self,
+        step: StepGraph,
+        batch: tuple[Any, ...],
+        named: Mapping[str, Any],
+        varying: Mapping[Place, int] | None,
+        numbers: Numbers,
+    ) -> StepGraph:
+        """The step with whole numbers of the batch as inputs, if it can be captured so."""
+        flat = pytree.tree_leaves((batch, dict(named)))
+        whole = frozenset(index for index, item in enumerate(flat) if type(item) is int)
+        try:
+            return self._captured(batch, named, varying, replace(numbers, batch=whole))
+        except ModelError:
+            logger.debug("whole numbers of the batch stay constants", exc_info=True)
+            return step
 
     @collected_seldom()
     def rewritten(self, analysis: Analysis, late: bool = False) -> WorkerGraph:

@@ -271,7 +271,7 @@ class Runner:
                     raise
                 logger.debug("the step is captured for these numbers alone", exc_info=True)
                 return self._program(batch, named)
-            if self._signatures.follow(program.step):
+            if self._signatures.follow(program.step, signature):
                 signature, flat = self._signatures.read(batch, named)
             self._programs.add(signature, program, varying)
         self._last = program

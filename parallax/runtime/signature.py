@@ -39,6 +39,7 @@ class _WholeNumbers:
     def __init__(self) -> None:
         self._seen: dict[tuple[Hashable, int], set[int]] = {}
         self._constant: set[Hashable] = set()
+        self._free: set[Hashable] = set()
 
     def inputs(self, spec: Hashable, flat: Sequence[Any]) -> frozenset[int]:
         """Their places, as far as is known with this batch."""
@@ -48,13 +49,18 @@ class _WholeNumbers:
                 seen = self._seen.setdefault((spec, index), set())
                 if len(seen) < DIFFERENT:
                     seen.add(item)
-                if len(seen) >= DIFFERENT and spec not in self._constant:
+                varies = len(seen) >= DIFFERENT or spec in self._free
+                if varies and spec not in self._constant:
                     found.append(index)
         return frozenset(found)
 
     def keep_constant(self, spec: Hashable) -> None:
         """A graph could not be made with them as inputs."""
         self._constant.add(spec)
+
+    def free(self, spec: Hashable) -> None:
+        """They are inputs from now on, whatever they were."""
+        self._free.add(spec)
 
 
 class SignatureReader:
@@ -114,12 +120,18 @@ class SignatureReader:
         own = frozenset(index for index, item in enumerate(batch) if item is int)
         return Numbers(own, *map(tuple, self._outside.inputs()))
 
-    def follow(self, step: StepGraph) -> bool:
-        """Let numbers that a captured step changes be inputs from now on, and read what it sets;
-        whether the call has another signature by that."""
+    def follow(self, step: StepGraph, signature: Signature) -> bool:
+        """Let numbers that a captured step changes be inputs from now on, as those of the batch
+        that it has for inputs, and read what it sets; whether the call has another signature by
+        that."""
+        batch: Any = signature[_BATCH]
+        given = {item.index for item in step.inputs if item.kind == "batch" and item.number}
+        freed = any(index in given for index, item in enumerate(batch) if _is_whole(item))
+        if freed:
+            self._numbers.free(signature[STRUCTURE])
         counted = self._outside.count(step.outside)
         found, self._plain = len(self._objects.plain) > self._plain, len(self._objects.plain)
-        return self._outside.watch(step.places) or counted or found
+        return self._outside.watch(step.places) or counted or found or freed
 
     def keep_constant(self, signature: Signature) -> bool:
         """What were inputs for a call that could not be captured are constants from now on.
@@ -220,6 +232,11 @@ def _describe(item: Any) -> Hashable:
             "containers with torch.utils._pytree.",
         ) from None
     return (type(item), item)
+
+
+def _is_whole(description: Any) -> bool:
+    """Whether it is of a whole number that is a constant."""
+    return isinstance(description, tuple) and description[0] is int
 
 
 def shapes_in(signature: Signature) -> Shapes:

@@ -129,6 +129,11 @@ def one_batch_norm(objects: StepObjects, config: Config) -> bool:
     return config.sync_batch_norm or bool(batch_norms(objects, SyncBatchNorm))
 
 
+def means_are_of_all(config: Config) -> bool:
+    """Whether means over some of a batch are to be those over all workers' batches."""
+    return config.average_dense and config.average_sparse and config.weigh_batches
+
+
 def as_one_batch(objects: StepObjects, config: Config, batches: Batches) -> list[Pass]:
     """Passes by which what follows from a whole batch follows from those of all workers.
 
@@ -138,7 +143,7 @@ def as_one_batch(objects: StepObjects, config: Config, batches: Batches) -> list
         batches: see :func:`agree_on_batches`.
     """
     found = [over_all_workers(config.average_dense)] if one_batch_norm(objects, config) else []
-    if config.average_dense and config.average_sparse and config.weigh_batches:
+    if means_are_of_all(config):
         found.append(dividing_by_all(batches))
     return found
 
@@ -170,7 +175,7 @@ def agree_on_batches(
 
 def tell_of_means(analysis: Analysis, config: Config, batches: Batches) -> None:
     """Say which means over some of a batch stay those of a worker's own batch, or of a row."""
-    if not (config.average_dense and config.average_sparse and config.weigh_batches):
+    if not means_are_of_all(config):
         return
     step, variables = analysis.step, analysis.variables
     if (where := means_left_alone(step, variables, batches)) is not None:

@@ -56,7 +56,7 @@ class BatchTotals:
         self._weight = self._control.weight
         self._own = self._words.new_zeros(0)
         if numbers:
-            self._own = torch.stack([one.detach().double() for one in numbers])
+            self._own = torch.stack([one.detach().to(self._words) for one in numbers])
         words = self._words
         told = self._weight, len(numbers), *factors
         if any(isinstance(one, torch.Tensor) for one in factors) or told != self._told:
