@@ -92,6 +92,15 @@ SELECTED: dict[str, Loss] = {
     "indices": lambda s, y: s.square().flatten(0, 1)[(y != PAD).flatten().nonzero()[:, 0]].mean(),
     "squares": lambda s, y: F.mse_loss(s[y != PAD], s.detach()[y != PAD] + 1),
     "both sides": lambda s, y: F.mse_loss(s[y != PAD], s[y != PAD].flip(1).tanh()),
+    "labels by their number": lambda s, y: F.cross_entropy(
+        s[y != PAD], torch.zeros(s[y != PAD].shape[0], dtype=torch.long)
+    ),
+    "labels by their number, summed": lambda s, y: (
+        F.cross_entropy(
+            s[y != PAD], torch.ones(len(s[y != PAD]), dtype=torch.long), reduction="sum"
+        )
+        / (y != PAD).sum()
+    ),
     "differences": lambda s, y: F.l1_loss(s[y != PAD], s.detach()[y != PAD] + 1),
     "smooth differences": lambda s, y: F.smooth_l1_loss(s[y != PAD], s.detach()[y != PAD] + 0.5),
     "logits": lambda s, y: F.binary_cross_entropy_with_logits(

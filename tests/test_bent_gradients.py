@@ -13,6 +13,7 @@ from torch import nn
 from parallax.graph.bent_gradients import note_bent_gradients
 from parallax.graph.capture import capture
 from parallax.graph.discovery import discover
+from parallax.graph.inner_gradients import note_inner_gradients
 
 Hook = Callable[[torch.Tensor], torch.Tensor]
 
@@ -86,3 +87,36 @@ def test_slopes_that_a_loss_is_made_of_are_none_of_these() -> None:
         return F.mse_loss(x, y) + (slope.norm(dim=1) - 1).square().mean() + slope.sigmoid().mean()
 
     assert not notes(lambda g: g, penalty)
+
+
+def test_numbers_that_have_the_shape_of_gradients_are_none_of_these() -> None:
+    def mean_of_neighbours(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        place = torch.tensor([[0], [0], [1], [2], [2], [5]]).expand_as(x)
+        found = torch.zeros_like(x).scatter_reduce(0, place, x, "mean", include_self=False)
+        return F.mse_loss(found, y)
+
+    assert not notes(lambda g: g, mean_of_neighbours)
+
+
+@pytest.mark.parametrize(("of_items", "said"), [(False, 1), (True, 0)])
+def test_losses_of_gradients_of_parameters_are_noted(of_items: bool, said: int) -> None:
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        parts = zip(x, y, strict=True) if of_items else [(x, y)]
+        losses = []
+        for one, other in parts:
+            loss = F.mse_loss(model(one), other)
+            found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)  # here
+            losses.append(loss + 0.1 * sum(g.square().sum() for g in found))
+        torch.stack(losses).mean().backward()
+        optimizer.step()
+
+    graph = capture(step, discover(step), (torch.randn(3, 6, 3), torch.randn(3, 6, 2)), {})
+    note_inner_gradients(graph)
+    assert len(graph.notes) == said
+    for note in graph.notes:
+        assert "create_graph=True" in note
+        assert "test_bent_gradients.py" in note

@@ -75,7 +75,7 @@ def notes(loss: Loss) -> list[str]:
 
     batch = torch.randn(ROWS, LENGTH, 5), torch.randint(CLASSES, (ROWS, LENGTH))
     graph = capture(step, discover(step), batch, {})
-    note_sums(graph, ROWS)
+    note_sums(graph, batch)
     return graph.notes
 
 
@@ -113,3 +113,19 @@ def test_means_of_items_have_a_line(by_rows: bool) -> None:
     where = means_of_items(graph, ["weight", "bias"])
     assert ("test_sums.py" in str(where)) is by_rows
     assert bool(totals(graph, ["weight", "bias"], Batches(leave_out=True))) is not by_rows
+
+
+@pytest.mark.parametrize(("reduction", "notes"), [("sum", 1), ("mean", 0)])
+def test_sums_are_noted_where_a_batch_has_no_number_of_rows(reduction: str, notes: int) -> None:
+    bags = nn.EmbeddingBag(20, CLASSES)
+    optimizer = torch.optim.SGD(bags.parameters(), 0.1)
+
+    def step(ids: torch.Tensor, offsets: torch.Tensor, labels: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(bags(ids, offsets), labels, reduction=reduction).backward()
+        optimizer.step()
+
+    batch = torch.randint(20, (11,)), torch.arange(4) * 2, torch.randint(CLASSES, (4,))
+    graph = capture(step, discover(step), batch, {})
+    note_sums(graph, batch)
+    assert len(graph.notes) == notes

@@ -16,6 +16,7 @@ ADVERSARIES = [f"adversaries, {variant}" for variant in user_steps.ADVERSARIES]
 OTHERS = [name for name in user_steps.CASES if name not in ADVERSARIES]
 TABLES = ("steps_by_signs", "sparse_momentum", "bags_of_short_ids", "averaged_table")
 TABLES += ("two_tasks_of_a_table", "two_tasks_of_bags", "table_of_one_row")
+TABLES += ("bags_with_padding",)
 TABLES += ("attacked_table", "attacked_bags", "some_rows_of_a_table")
 INDEXED = ("sentences_with_tags", "rows_of_tables", "columns_of_rows")
 INDEXED += ("written_at_the_best", "places_that_move")

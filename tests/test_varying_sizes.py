@@ -46,6 +46,7 @@ def test_what_varies_and_what_is_equal() -> None:
         ("images", "momentum", 3),
         ("attending", "momentum", 3),
         ("branching", "momentum", 4),
+        ("counted", "momentum", 3),
         ("counting", "momentum", 1 + len(set(LENGTHS))),
         ("plain", "adam", 1 + len(set(LENGTHS))),
     ],

@@ -427,3 +427,51 @@ def policy_of_a_distribution(rows: int) -> Built:
         return loss
 
     return [model], step, classes(rows)
+
+
+@case
+def gradients_of_copies(rows: int) -> Built:
+    """Of first-order MAML: each task's gradient is added to those of the parameters, in place or
+    not, and to one of their own."""
+    model = mlp(4, 3)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        for turn in range(4):
+            learner = copy.deepcopy(model)
+            F.cross_entropy(learner(x * (turn + 1)), labels).backward()
+            for own, other in zip(model.parameters(), learner.parameters(), strict=True):
+                assert own.grad is not None
+                assert other.grad is not None
+                if turn == 0:
+                    own.grad = own.grad + other.grad / 4
+                elif turn == 1:
+                    own.grad += other.grad / 4
+                else:
+                    own.grad.add_(other.grad, alpha=0.25)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        return loss
+
+    return [model], step, classes(rows)
+
+
+@case
+def complex_numbers(rows: int) -> Built:
+    """A state space whose poles are real parameters and a number of Python's."""
+    damping, turns = nn.Linear(3, 4).double(), nn.Linear(4, 3).double()
+    optimizer = torch.optim.Adam([*damping.parameters(), *turns.parameters()], 1e-2)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        poles = -damping.weight.exp() + 1j * turns.weight.T
+        kept = torch.exp(poles.unsqueeze(-1) * torch.arange(3)).real.sum(-1)
+        loss = F.cross_entropy(x @ kept, labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return [damping, turns], step, classes(rows)

@@ -388,3 +388,46 @@ def pictures_with_their_paths(rows: int) -> Built:
 
     names = [f"{row}.png" for row in range(rows)]
     return [model], step, [(*batch, names) for batch in classes(rows)]
+
+
+@case
+def optimizer_that_looks_ahead(rows: int) -> Built:
+    """A wrapper that does not call its base class, and keeps the state of what it wraps."""
+
+    class Lookahead(torch.optim.Optimizer):
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+            self.param_groups = optimizer.param_groups
+            self.state = collections.defaultdict(dict)
+            self.fast_state = optimizer.state
+            for group in self.param_groups:
+                group["counter"] = 0
+
+        def step(self) -> None:  # type: ignore[override]
+            self.optimizer.step()
+            for group in self.param_groups:
+                if group["counter"] == 0:
+                    for fast in group["params"]:
+                        kept = self.state[fast]
+                        if "slow" not in kept:
+                            kept["slow"] = torch.zeros_like(fast.data).copy_(fast.data)
+                        kept["slow"] += (fast.data - kept["slow"]) * 0.5
+                        fast.data.copy_(kept["slow"])
+                group["counter"] = (group["counter"] + 1) % 2
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.optimizer.zero_grad()
+
+    table = nn.Embedding(20, 4).double()
+    model = nn.Sequential(table, mlp(4, 3))
+    optimizer = Lookahead(torch.optim.Adam(model.parameters(), 0.1))
+
+    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(ids), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    data = [(torch.randint(20, (rows,)), torch.randint(3, (rows,))) for _ in range(STEPS)]
+    return [model], step, data

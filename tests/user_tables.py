@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from user_cases import STEPS, Built, case
+from user_cases import STEPS, Built, case, mlp
 
 
 def _attacked(rows: int, table: nn.Module) -> Built:
@@ -65,3 +65,32 @@ def some_rows_of_a_table(rows: int) -> Built:
 
     data = [(torch.randint(40, (rows,)), torch.randint(3, (rows,))) for _ in range(STEPS)]
     return [model], step, data
+
+
+@case
+def bags_with_padding(rows: int) -> Built:
+    """Sums and means that leave out a row, by offsets and with weights, of tables that stay
+    sparse."""
+    summed = nn.EmbeddingBag(40, 4, mode="sum", padding_idx=3).double()
+    averaged = nn.EmbeddingBag(40, 4, mode="mean", sparse=True, padding_idx=0).double()
+    weights = nn.Embedding(40, 1).double()
+    out = mlp(8, 3)
+    models: list[nn.Module] = [summed, averaged, weights, out]
+    of_rows = torch.optim.SparseAdam(averaged.parameters(), 1e-2)
+    dense = [p for model in (summed, weights, out) for p in model.parameters()]
+    optimizer = torch.optim.Adam(dense, 1e-2)
+
+    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        of_rows.zero_grad()
+        offsets = torch.arange(len(ids)) * ids.shape[1]
+        one = summed(ids, per_sample_weights=weights(ids)[..., 0])
+        other = averaged(ids.flatten(), offsets)
+        loss = F.cross_entropy(out(torch.cat([one, other], 1)), labels)
+        loss.backward()
+        optimizer.step()
+        of_rows.step()
+        return loss
+
+    data = [(torch.randint(6, (rows, 5)), torch.randint(3, (rows,))) for _ in range(STEPS)]
+    return models, step, data

@@ -62,6 +62,20 @@ class Counting(nn.Module):
         return state.square().mean()
 
 
+class Counted(nn.Module):
+    """Python that counts words and rows for numbers, and makes tensors of so many."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(ROWS, WIDTH)
+        self.out = nn.Linear(WIDTH, 1)
+
+    def forward(self, words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(len(words[0])) / float(len(words.T))
+        found = self.out(self.table(words)) * places.unsqueeze(1)
+        return found.square().sum() / float(words.size(1)) / len(words)
+
+
 class Branching(nn.Module):
     """Python that asks whether there are many words: two graphs."""
 
@@ -143,6 +157,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "rnn": lambda: Tagger(nn.RNN),
     "bags": Bags,
     "counting": Counting,
+    "counted": Counted,
     "branching": Branching,
     "attending": Attending,
     "images": Images,

@@ -32,6 +32,7 @@ _ALIKE = {
 }
 """Operations, beside pointwise ones and views, that have some of their inputs' elements."""
 _ALIGNED = {aten._ctc_loss.default, aten._ctc_loss.Tensor, aten._cudnn_ctc_loss.Tensor}
+_SOFTMAX = {aten._log_softmax.default, aten._softmax.default}
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 
 
@@ -142,6 +143,8 @@ def elements(node: Any) -> Iterator[Node]:
             queue += one.all_input_nodes
         elif one.target in REDUCTIONS:  # not reduced: an element for each label
             queue += one.args[:2]
+        elif one.target in _SOFTMAX and one.args[1] != 0:  # each row from its own
+            queue += one.args[:1]
         elif one.target in _ALIGNED:  # nor this: an element for each row of labels and of lengths
             queue += one.args[1:4]
 

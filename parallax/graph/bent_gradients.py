@@ -8,10 +8,11 @@ normalises it does.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from parallax.graph.loss_terms import losses
 from parallax.graph.step_graph import StepGraph
@@ -41,6 +42,14 @@ _BENT = {
     aten.floor.default,
     aten.pow.Tensor_Scalar,
 }
+_SHAPED = {
+    aten.ones_like.default,
+    aten.zeros_like.default,
+    aten.full_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+}
 _COMPARED = {getattr(aten, name).Scalar for name in ("gt", "ge", "lt", "le")}
 _PRODUCTS = {aten.mul.Tensor, aten.mul_.Tensor}
 _QUOTIENTS = {aten.div.Tensor, aten.div_.Tensor}
@@ -49,7 +58,8 @@ _BOUNDS = {aten.maximum.default, aten.minimum.default}
 
 def note_bent_gradients(step: StepGraph) -> None:
     """Note gradients that are changed by their size, where they are averaged over workers."""
-    for _, gradients in losses(step.graph):
+    for _, following in losses(step.graph):
+        gradients = _by_value(step.graph, following)
         for node in step.graph.nodes:
             if node in gradients and _bends(node, gradients):
                 step.notes.append(
@@ -58,6 +68,17 @@ def note_bent_gradients(step: StepGraph) -> None:
                     f"workers; bounds may have to grow as they do ({line_of(node)})"
                 )
                 return
+
+
+def _by_value(graph: Graph, following: Collection[Node]) -> set[Node]:
+    """What follows from the gradient of a loss, but for what has no more than its shape from it."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        begins = found.isdisjoint(node.all_input_nodes)
+        # A gradient begins as ones that have the shape of the loss.
+        if node in following and begins is (node.target in _SHAPED):
+            found.add(node)
+    return found
 
 
 def _bends(node: Node, gradients: set[Node]) -> bool:

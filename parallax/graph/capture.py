@@ -326,6 +326,7 @@ def _capture_once(
         sizes=sizes if varying else None,
         decisions=env.decisions,
         looked=env.looked,
+        differentiated=recording.differentiated,
         notes=recording.notes,
     )
     clean(graph)

@@ -13,6 +13,7 @@ from parallax.graph.backwards import keep_marks_in_use
 from parallax.graph.in_place import compute_anew
 from parallax.graph.inner_gradients import leave_inner_gradients
 from parallax.graph.operations import is_random, is_view
+from parallax.graph.padded_bags import weigh_padding
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -26,6 +27,7 @@ def clean(step: StepGraph) -> None:
     step.graph.set_codegen(CodeGen())
     _read_numbers_directly(step)
     _drop_no_ops(step.graph)
+    weigh_padding(step.graph)
     compute_anew(step.graph)
     remove_dead(step.graph)  # which may be all that reads a gradient
     settle_assigned(step)

@@ -1,9 +1,9 @@
 """Python's own functions of numbers, for what is only known when the step runs: ``float(loss)``,
-``int(correct.sum())``, ``max(loss.item(), 0.5)``.
+``int(correct.sum())``, ``max(loss.item(), 0.5)``, ``len(selected)``.
 
-Python has ``float()`` and ``int()`` give numbers of its own, and there are none while a step is
-captured. Where the step's code asks for one, the names stand for others in that module, which give
-symbols, and the step is captured again.
+Python has ``float()``, ``int()`` and ``len()`` give numbers of its own, and there are none while a
+step is captured. Where the step's code asks for one, the names stand for others in that module,
+which give symbols, and the step is captured again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import builtins
 import contextlib
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
@@ -20,9 +20,12 @@ import torch
 from parallax.errors import DataDependentError
 from parallax.graph.assertions import EndsError, UndecidedError
 from parallax.graph.replaced import replaced
+from parallax.graph.torch_internals import FakeTensor
 from parallax.graph.user_code import is_internal
 
 T = TypeVar("T")
+_OF_NUMBERS = ("float", "int", "range")
+_OF_SIZES = ("len",)
 _SYMBOLS = torch.SymFloat | torch.SymInt | torch.SymBool
 
 
@@ -44,8 +47,12 @@ class Conversions:
         self._left: set[_Place] = set()
         """Where a symbol does not do."""
 
-    def look(self, refusal: DataDependentError) -> None:
+    def look(self, refusal: DataDependentError, names: Collection[str] = _OF_NUMBERS) -> None:
         """See whether the running line of the user's calls such a function.
+
+        Args:
+            refusal: if it does not.
+            names: of the functions.
 
         Raises:
             UnconvertedError: it does, and this was not known.
@@ -55,7 +62,7 @@ class Conversions:
             frame = frame.f_back
         if frame is None:
             return
-        for name in _FUNCTIONS.keys() & set(frame.f_code.co_names):
+        for name in set(names) & set(frame.f_code.co_names):
             place = _Place(str(frame.f_globals.get("__name__")), name)
             is_pythons = name not in frame.f_globals and name not in frame.f_locals
             if is_pythons and place not in self._globals and place not in self._left:
@@ -65,6 +72,18 @@ class Conversions:
     @contextlib.contextmanager
     def made(self) -> Iterator[None]:
         """Let the names in these modules give symbols."""
+
+        def length(tensor: torch.Tensor) -> int:
+            rows: Any = tensor.shape[0] if tensor.dim() else 0
+            if isinstance(rows, torch.SymInt):
+                self.look(DataDependentError("The length of a tensor is not known."), _OF_SIZES)
+            return _torchs_length(tensor)
+
+        def index(size: torch.SymInt) -> int:
+            if not is_internal(sys._getframe(1).f_code.co_filename):  # as in float(size)
+                self.look(DataDependentError("The size is not known."), ("float",))
+            return _torchs_index(size)
+
         places = [one for one in self._globals.items() if one[0] not in self._left]
         for place, names in places:
             names[place.name] = _FUNCTIONS[place.name]
@@ -73,6 +92,8 @@ class Conversions:
                 (builtins, "max", _extreme(max, torch.sym_max, torch.gt, "min")),
                 (builtins, "min", _extreme(min, torch.sym_min, torch.lt, "max")),
                 (torch.nn.functional, "one_hot", _one_hot),
+                (FakeTensor, "__len__", length),
+                (torch.SymInt, "__index__", index),
             ):
                 yield
         finally:
@@ -120,6 +141,8 @@ class _Kind(type):
     def __call__(cls, *values: Any, **named: Any) -> Any:
         if len(values) == 1 and not named and is_unknown(values[0]):
             return cls.of_tensor(_as_tensor(values[0]))
+        if cls.python is float and len(values) == 1 and isinstance(values[0], torch.SymInt):
+            return torch.sym_float(values[0])
         return cls.python(*values, **named)
 
     def __instancecheck__(cls, value: Any) -> bool:
@@ -164,7 +187,16 @@ class _Range(metaclass=_Kind):
         return torch.arange(value.to(torch.int64).item())
 
 
-_FUNCTIONS: dict[str, Any] = {"float": _Float, "int": _Int, "range": _Range}
+def _length(value: Any) -> Any:
+    """``len``, which may be a symbol of tensors."""
+    if isinstance(value, torch.Tensor) and value.dim():
+        return value.shape[0]
+    return len(value)
+
+
+_torchs_length: Callable[[torch.Tensor], int] = torch.Tensor.__len__
+_torchs_index: Callable[[torch.SymInt], int] = torch.SymInt.__index__
+_FUNCTIONS: dict[str, Any] = {"float": _Float, "int": _Int, "range": _Range, "len": _length}
 
 
 def is_unknown(value: Any) -> bool:

@@ -24,11 +24,12 @@ from parallax.graph.loss_terms import (
     Factor,
     WeightedUse,
     losses,
+    made_of,
     reduction,
     terms,
     weighted_uses,
 )
-from parallax.graph.operations import ancestors, must_stay
+from parallax.graph.operations import must_stay
 from parallax.graph.scalars import masks_of
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.torch_internals import free_unbacked_symbols
@@ -88,7 +89,7 @@ def selections_of_others(step: StepGraph, of_batch: BatchElements, by_rows: bool
     """Means over selections of whatever a step's losses are made of."""
     search = _Search(step.graph, of_batch, by_rows)
     for loss, _ in losses(step.graph):
-        yield from filter(search.is_of_selected, ancestors([loss]))
+        yield from filter(search.is_of_selected, made_of([loss]))
 
 
 def divides_within(node: Node) -> bool:
@@ -119,7 +120,7 @@ class _Search:
             count.terms.append(term)
             count.weighted += weighted
         known = {term for count in found.values() for term in count.terms}
-        for node in ancestors([loss]) - known if found else ():
+        for node in made_of([loss]) - known if found else ():
             number = self._divides_by(node)
             found.pop(number, None)  # which of the gradients are divided for it is not known
         after = sorted(gradients, key=self._order.__getitem__) if found else []

@@ -27,6 +27,7 @@ from parallax.graph.holders import (
     MAX_DEPTH,
     Attributes,
     Binding,
+    complete,
     holds_tensors,
     is_container,
     is_library_code,
@@ -208,6 +209,7 @@ class _Walker:
             return False
         if isinstance(value, Optimizer):
             self._keep(value)
+            complete(value)
             unique = unique_name(name, found.optimizers)
             found.optimizers[unique] = value
             for key, item in Attributes(value).items():  # an optimizer that this one calls

@@ -28,6 +28,7 @@ from parallax.graph.loss_terms import (
     Factor,
     WeightedUse,
     losses,
+    made_of,
     reduction,
     terms,
     weighted_uses,
@@ -107,7 +108,7 @@ def parts_of_others(step: StepGraph, of_batch: BatchElements, leave_out: bool) -
     """
     search = _Search(of_batch)
     for loss, _ in losses(step.graph):
-        for node in ancestors([loss]):
+        for node in made_of([loss]):
             if (divisor := search.of_term(node)) is not None:
                 if leave_out or not is_plain(divisor):
                     yield node
@@ -126,7 +127,7 @@ def divided_by_inputs(step: StepGraph, of_batch: BatchElements) -> Iterator[Node
 
 def divides_by_constants(step: StepGraph) -> bool:
     """Whether a sum in a step's losses is divided by a whole number that is part of the graph."""
-    for node in ancestors([loss for loss, _ in losses(step.graph)]):
+    for node in made_of(loss for loss, _ in losses(step.graph)):
         for part, value, multiplies in _quotients(node):
             if isinstance(part, Node) and _is_whole(value, multiplies):
                 sums = [part for part, _ in terms(part, _is_no_sum)]
@@ -259,15 +260,25 @@ class _Search:
         return self._found.is_of_batch(value) and all(map(_is_number, sources))
 
     def _of_labels(self, loss: Node) -> Divisor | None:
+        labels: Any
         labels, weight = loss.args[1:3]
-        if reduction(loss) != MEAN or not self._found.is_of_batch(labels):
+        if reduction(loss) != MEAN or not self._count_alike(labels):
             return None
-        if self._found.is_of_item(labels):
+        if any(map(self._found.is_of_item, loss.args[:2])):
             return None
         if self._found.is_of_other(weight):
             return None
         value = next((user for user in loss.users if user.args[1] == 1), None)
         return Divisor(value, None, factors=[Factor()]) if value is not None else None
+
+    def _count_alike(self, labels: Node) -> bool:
+        """Whether the numbers of labels of all workers' batches are that of all batches in one."""
+        if self._found.is_of_batch(labels):
+            return True
+        masks = [mask for node in ancestors([labels]) for mask in masks_of(node)]
+        return not self._found.is_of_other(labels) and all(
+            self._found.is_of_batch(mask) and self._found.adds_up(mask) for mask in masks
+        )
 
     def _of_quotient(self, part: Any, value: Any, multiplies: bool) -> Divisor | None:
         if not isinstance(part, Node) or not self._found.is_of_batch(value):

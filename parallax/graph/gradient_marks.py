@@ -13,6 +13,7 @@ from parallax.graph.recording import Recording
 from parallax.graph.replaced import replaced
 from parallax.graph.state import Leaf
 from parallax.graph.torch_internals import FakeTensorMode, gradients_through
+from parallax.graph.user_code import user_line
 from parallax.ops import marks
 
 _GRAD: Any = torch._C.TensorBase.grad
@@ -74,7 +75,11 @@ def mark_returned(
         marked: torch.Tensor = marks.gradient(gradient, name)
         return marked
 
-    return gradients_through(see)
+    def see_further(source: torch.Tensor) -> None:
+        if id(source) in names and recording.differentiated is None:
+            recording.differentiated = user_line()
+
+    return gradients_through(see, see_further)
 
 
 @contextlib.contextmanager

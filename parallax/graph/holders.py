@@ -64,12 +64,21 @@ class Binding:
         self.value = value
 
 
+_OF_OPTIMIZERS = vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))
 _OWN_ATTRIBUTES = {
     *vars(torch.nn.Module()),
-    *vars(torch.optim.SGD([torch.zeros(1)], lr=0.1)),
+    *_OF_OPTIMIZERS,
     *("forward_pre_hooks", "training"),
 }
 """What modules and optimizers keep by themselves."""
+
+
+def complete(optimizer: Optimizer) -> None:
+    """Give an optimizer whose class does not call its base class's the hooks that its
+    ``state_dict()`` asks for, and defaults."""
+    for name, value in _OF_OPTIMIZERS.items():
+        if name.endswith("_hooks") or name == "defaults":
+            vars(optimizer).setdefault(name, type(value)())
 
 
 class Attributes:
@@ -90,13 +99,19 @@ class Attributes:
         }
 
     def items(self) -> list[tuple[str, Any]]:
-        """By name; tensors only where they are state: not trained, computed, or of a parameter."""
+        """By name; tensors only where they are state: not trained, computed, or of a parameter.
+
+        What an optimizer within has is that one's.
+        """
         shared = _memory_of_variables(self.owner)
+        inner = [one for one in vars(self.owner).values() if isinstance(one, Optimizer)]
+        known = {id(part) for one in inner for part in (one.state, one.param_groups)}
         return [
             (key, value)
             for key, value in vars(self.owner).items()
             if key not in _OWN_ATTRIBUTES
             and key not in self._computed
+            and id(value) not in known
             and not _is_computed(value, shared)
         ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch.fx import Node
 
 from parallax.graph.batch_elements import BatchElements
-from parallax.graph.loss_terms import backward_passes
+from parallax.graph.loss_terms import backward_passes, made_of
 from parallax.graph.operations import ancestors
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
@@ -36,6 +36,25 @@ def leave_inner_gradients(step: StepGraph) -> None:
             assert isinstance(source, Node)
             mark.replace_all_uses_with(source)
             step.graph.erase_node(mark)
+
+
+def note_inner_gradients(step: StepGraph) -> None:
+    """Note a loss that is computed with gradients of parameters for a loss over several rows, where
+    gradients are averaged over workers."""
+    if step.differentiated is None:
+        return
+    passes = list(backward_passes(step.graph))
+    of_batch = BatchElements(step, ())
+    behind = {loss: made_of([loss]) for _, loss in passes}
+    for seed, loss in passes:
+        is_inner = any(seed in nodes for other, nodes in behind.items() if other is not loss)
+        if is_inner and not _is_of_item(loss, of_batch):
+            step.notes.append(
+                "a loss is computed with gradients of parameters (create_graph=True), which on "
+                "several workers are those of each one's own batch: a penalty on their norm is "
+                f"not that of one device ({step.differentiated})"
+            )
+            return
 
 
 def _is_of_item(loss: Node, of_batch: BatchElements) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,19 @@ def losses(graph: Graph) -> Iterator[tuple[Node, set[Node]]]:
         gradients = _following(seed)
         if not any(other in gradients for _, other in passes):
             yield loss, gradients & leading  # else it is part of another one
+
+
+def made_of(losses: Iterable[Node]) -> set[Node]:
+    """What losses follow from, with themselves; not what parameters do that were changed before,
+    by gradients of another loss."""
+    found: set[Node] = set()
+    queue = list(losses)
+    while queue:
+        node = queue.pop()
+        if node not in found and node.target is not marks.GRADIENT:
+            found.add(node)
+            queue += node.all_input_nodes
+    return found
 
 
 def terms(loss: Node, scales: Scales) -> Iterator[tuple[Node, Factor]]:

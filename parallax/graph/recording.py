@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+from parallax.errors import SourceLine
+
 
 class Call(NamedTuple):
     """A call that the host makes in place of the step.
@@ -37,6 +39,8 @@ class Recording:
     calls: list[Call] = field(default_factory=list)
     left: dict[str, torch.Tensor] = field(default_factory=dict)
     """By variable, the gradient of an earlier call that it was given, to see who reads it."""
+    differentiated: SourceLine | None = None
+    """Where gradients of parameters are computed that are differentiated further."""
     notes: list[str] = field(default_factory=list)
 
     def tensors(self) -> list[Any]:

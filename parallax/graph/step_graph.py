@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
+from parallax.errors import SourceLine
 from parallax.graph.assertions import Found
 from parallax.graph.draws import Draw
 from parallax.graph.guards import ScalarGuard
@@ -115,6 +116,8 @@ class StepGraph:
     """What branches are taken to be that go on both ways; the graph sees whether they are."""
     looked: list[Found] = field(default_factory=list)
     """What it has seen in the present step."""
+    differentiated: SourceLine | None = None
+    """Where gradients of parameters are computed that are differentiated further."""
     notes: list[str] = field(default_factory=list)
     _named: _Named | None = field(default=None, init=False, repr=False, compare=False)
 

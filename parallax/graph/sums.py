@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,14 +19,15 @@ _LEAST_SHARE = 0.1
 """Factors below it may be one over the number of rows."""
 
 
-def note_sums(step: StepGraph, rows: int) -> None:
+def note_sums(step: StepGraph, batch: Sequence[Any]) -> None:
     """Note a loss that adds up the rows of the batch, where gradients are averaged over workers.
 
     Args:
         step: a step that is captured for one size of batch.
-        rows: how many rows the batch has.
+        batch: flat. Where its tensors have several first sizes (values and offsets of bags), each
+            may be that of what a loss adds up.
     """
-    if (where := _sum_over_batch(step, rows)) is not None:
+    if (where := _sum_over_batch(step, first_sizes(batch) - {0, 1})) is not None:
         step.notes.append(
             "the loss is a sum over the batch, and gradients are averaged over workers: the sum "
             "over all their batches, as on one device, needs Config(average_dense=False, "
@@ -33,24 +35,26 @@ def note_sums(step: StepGraph, rows: int) -> None:
         )
 
 
-def _sum_over_batch(step: StepGraph, rows: int) -> SourceLine | None:
-    if rows < 2:
-        return None
+def first_sizes(batch: Iterable[Any]) -> set[int]:
+    """Those of the tensors of a flat batch."""
+    return {item.shape[0] for item in batch if isinstance(item, torch.Tensor) and item.dim()}
 
+
+def _sum_over_batch(step: StepGraph, sizes: Collection[int]) -> SourceLine | None:
     def is_no_mean(factor: float | Node, _: Node) -> bool:
         if isinstance(factor, Node):
             return False
-        return abs(factor) >= _LEAST_SHARE and abs(factor) * rows != 1
+        return abs(factor) >= _LEAST_SHARE and all(abs(factor) * rows != 1 for rows in sizes)
 
     batch = from_batch(step)
     for loss, _ in losses(step.graph):
         for term, _ in terms(loss, is_no_mean):
-            if term in batch and _adds_up(term, rows):
+            if term in batch and _adds_up(term, sizes):
                 return line_of(term)
     return None
 
 
-def _adds_up(node: Node, rows: int) -> bool:
+def _adds_up(node: Node, sizes: Collection[int]) -> bool:
     """Whether a number is a sum over tensors that have the rows of the batch."""
     source = node.args[0] if node.args else None
     if not isinstance(source, Node):
@@ -60,10 +64,11 @@ def _adds_up(node: Node, rows: int) -> bool:
     place = REDUCTIONS.get(node.target)
     if place is not None:
         is_sum = len(node.args) > place and bool(node.args[place] == SUM)
-        return is_sum and _length(source) % rows == 0  # of sequences, one for each item
+        # Of sequences, one for each item.
+        return is_sum and any(_length(source) % rows == 0 for rows in sizes)
     if node.target not in (aten.sum.default, aten.sum.dim_IntList) or _is_divided(source):
         return False
-    return _length(source) == rows
+    return _length(source) in sizes
 
 
 def _is_divided(source: Any) -> bool:

@@ -66,13 +66,16 @@ class _CaptureMode(FakeTensorMode):
 
     Rows added to, or read from, a dense tensor by COO ids; sparse gradients of bags; CTC's loss,
     whose backward pass is handed a tensor that the longest target gives its size, here as long as
-    one can be; BatchNorm of one row or none, which is normalised with the rows of other workers.
+    one can be; the conjugate of a number; BatchNorm of one row or none, which is normalised with
+    the rows of other workers.
     Says of results how they are laid out, where torch is mistaken.
     """
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ADD_ROWS and len(args) > 1 and _is_rows(args[1]) and not _is_rows(args[0]):
             return args[0]
+        if func is torch.ops.aten._conj.default and isinstance(args[0], complex):
+            return torch.scalar_tensor(args[0].conjugate(), dtype=torch.complex128)
         if func is torch.ops.aten.alias.default and _is_rows(args[0]):
             (rows,) = args  # whose storage torch 2.14 looks for
             return _rows_like(rows, rows._values(), rows.is_coalesced())
@@ -288,12 +291,13 @@ def without_fused_rnn() -> Iterator[None]:
 @contextlib.contextmanager
 def gradients_through(
     see: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None],
+    see_further: Callable[[torch.Tensor], None],
 ) -> Iterator[None]:
     """Let ``see(input, gradient)`` replace what ``torch.autograd.grad`` gives for each input.
 
-    Gradients that are differentiated further (``create_graph``) stay as they are, and so do those
-    of a batch of output gradients, and those that a backward pass computes on its way (a
-    ``Function`` that recomputes).
+    Gradients that are differentiated further (``create_graph``) stay as they are, and
+    ``see_further(input)`` is called. Those of a batch of output gradients stay, too, and those that
+    a backward pass computes on its way (a ``Function`` that recomputes).
     """
     module: Any = torch.autograd
     run = module._engine_run_backward
@@ -315,6 +319,9 @@ def gradients_through(
         finally:
             running -= 1
         batched = torch._C._functorch.is_legacy_batchedtensor
+        if further and not running:
+            for one in inputs:
+                see_further(one)
         if running or further or kwargs.get("accumulate_grad") or any(map(batched, gradients)):
             return found
         return tuple(see(one, gradient) for one, gradient in zip(inputs, found, strict=True))

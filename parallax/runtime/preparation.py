@@ -20,6 +20,7 @@ from parallax.graph.checks import check_batch, check_not_dealt
 from parallax.graph.discovery import StepObjects
 from parallax.graph.divisors import divides_by_constants
 from parallax.graph.draws import Streams
+from parallax.graph.inner_gradients import note_inner_gradients
 from parallax.graph.outside import NO_NUMBERS, Numbers
 from parallax.graph.sizes import Place
 from parallax.graph.state import aliases
@@ -36,7 +37,7 @@ from parallax.rewrite.timeline import computation_alone, timeline
 from parallax.runtime.binding import bind
 from parallax.runtime.choosing import StrategyChoice
 from parallax.runtime.comm.control import StepControl
-from parallax.runtime.comm.weighing import Weighing, number_of_rows
+from parallax.runtime.comm.weighing import Weighing
 from parallax.runtime.comm.world import World
 from parallax.runtime.exchange.resources import ResourcePool
 from parallax.runtime.garbage import collected_seldom
@@ -192,8 +193,9 @@ class Preparation:
         if self._may_divide_by_numbers(step, flat, numbers):
             step = self._with_whole_numbers(step, batch, named, varying, numbers)
         if first and self._config.average_dense and self._config.average_sparse:
-            note_sums(step, number_of_rows(flat) or 1)
+            note_sums(step, flat)
             note_bent_gradients(step)
+            note_inner_gradients(step)
         for note in step.notes:
             if note not in self._noted:
                 self._noted.add(note)

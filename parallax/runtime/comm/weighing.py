@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
+from parallax.graph.sums import first_sizes
 from parallax.runtime.comm.control import Step
 from parallax.runtime.comm.world import World
 
@@ -63,5 +62,5 @@ class Weighing:
 
 def number_of_rows(flat: Sequence[Any]) -> int | None:
     """Of a batch: the first size that all its tensors share; None if they share none."""
-    sizes = {item.shape[0] for item in flat if isinstance(item, torch.Tensor) and item.dim() > 0}
+    sizes = first_sizes(flat)
     return sizes.pop() if len(sizes) == 1 else None
