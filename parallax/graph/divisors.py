@@ -328,9 +328,9 @@ def _is_number(node: Node) -> bool:
 def _quotients(node: Node) -> Iterator[tuple[Any, Any, bool]]:
     """What is divided, by what, or may be multiplied with one over it: whether it is."""
     arguments: Any = node.args
-    if node.target in (aten.div.Tensor, aten.div_.Tensor):
+    if node.target is aten.div.Tensor:
         yield (*arguments[:2], False)
-    elif node.target in (aten.mul.Tensor, aten.mul_.Tensor):
+    elif node.target is aten.mul.Tensor:
         yield (*arguments, True)
         yield (*reversed(arguments), True)
 

@@ -5,6 +5,7 @@ What a loss is made of is read from the graph, where a tensor that changes is se
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -67,9 +68,10 @@ def _anew(node: Node) -> Any:
 
 def _is_own(node: Node) -> bool:
     """Whether it is a tensor that the step computes and has no views of."""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+    made: Any = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(made.target, torch._ops.OpOverload) or made.target.namespace != "aten":
         return False
-    return not is_view(node) and not any(map(_is_alias, node.users))
+    return not is_view(made) and not any(map(_is_alias, node.users))
 
 
 def _scales(node: Node) -> bool:

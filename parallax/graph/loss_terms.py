@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.aliases import writes_to
 from parallax.graph.operations import ancestors, has_one_element, is_view
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
@@ -37,9 +36,9 @@ REDUCTIONS = {
 
 SIZES = {aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int}
 """What says nothing of the values of tensors."""
-_SUMS = {aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor}
-_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, aten.mul_.Tensor, aten.mul_.Scalar}
-_QUOTIENTS = {aten.div.Tensor, aten.div.Scalar, aten.div_.Tensor, aten.div_.Scalar}
+_SUMS = {aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor}
+_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
+_QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
 _COPIES = {aten._to_copy.default, aten.clone.default}
 _OF_SEVERAL = {aten.sum.default: False, aten.mean.default: True}
 """Reductions of a list of terms, and whether they divide by its length."""
@@ -158,7 +157,7 @@ def weighted_uses(
         gradients: what follows from the loss on the way to gradients.
 
     Returns:
-        None if one is used in another way than to multiply, or is changed in place later on.
+        None if one is used in another way than to multiply.
     """
     found: dict[tuple[Node, Node], WeightedUse] = {}
     for weight in factor.times + factor.over:
@@ -179,8 +178,6 @@ def weighted_uses(
                         return None
                     else:
                         found[user, one] = WeightedUse(user, one, tuple(terms(one, scales)))
-    if any(True for use in found.values() for one, _ in use.terms for _ in writes_to(one)):
-        return None
     return list(found.values())
 
 
@@ -203,7 +200,7 @@ def _parts(node: Node, scales: Scales) -> list[tuple[Node, Factor]] | None:
     arguments: Any = node.args
     target = node.target
     if target in _SUMS:
-        sign = -1.0 if target in (aten.sub.Tensor, aten.sub_.Tensor) else 1.0
+        sign = -1.0 if target is aten.sub.Tensor else 1.0
         sign *= float(node.kwargs.get("alpha", 1))  # type: ignore[arg-type]
         pair = zip(arguments, (1.0, sign), strict=True)
         return [(one, Factor(times)) for one, times in pair if isinstance(one, Node)]
