@@ -79,6 +79,12 @@ STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "exp": lambda y, loss: math.exp(min(float(loss), 20)),
     "meter": _seen,
     "range": lambda y, loss: _at_labels(y.detach()[y[:, 0] < 9]),
+    "len of selected": lambda y, loss: float(len(y[y[:, 0] < 9])) + 2 * len([y]) + len("ab"),
+    "equal": lambda y, loss: int(torch.equal(y, y.clone())) + 2 * int(y.equal(-y)),
+    "equal of other shapes": lambda y, loss: y.equal(y[:1]),
+    "close": lambda y, loss: (
+        float(torch.allclose(y, 1.1 * y)) + 2 * int(y.allclose(1.1 * y, rtol=0.2))
+    ),
     "one_hot": lambda y, loss: F.one_hot(y.argmax(1)).sum(),
     "one_hot of three": lambda y, loss: F.one_hot(y.argmax(1), 3),
 }
@@ -123,6 +129,7 @@ def test_what_python_makes_of_numbers(name: str) -> None:
     assert "float" not in globals()
     assert "int" not in globals()
     assert "range" not in globals()
+    assert "len" not in globals()
 
 
 def _is_exact(found: Any) -> bool:

@@ -79,6 +79,10 @@ class Conversions:
                 self.look(DataDependentError("The length of a tensor is not known."), _OF_SIZES)
             return _torchs_length(tensor)
 
+        def number(truth: torch.SymBool) -> float:
+            self.look(DataDependentError("The truth is not known."), ("float",))
+            return float(bool(truth))
+
         def index(size: torch.SymInt) -> int:
             if not is_internal(sys._getframe(1).f_code.co_filename):  # as in float(size)
                 self.look(DataDependentError("The size is not known."), ("float",))
@@ -92,8 +96,11 @@ class Conversions:
                 (builtins, "max", _extreme(max, torch.sym_max, torch.gt, "min")),
                 (builtins, "min", _extreme(min, torch.sym_min, torch.lt, "max")),
                 (torch.nn.functional, "one_hot", _one_hot),
+                *((owner, "equal", _equal) for owner in (torch, torch.Tensor)),
+                *((owner, "allclose", _all_close) for owner in (torch, torch.Tensor)),
                 (FakeTensor, "__len__", length),
                 (torch.SymInt, "__index__", index),
+                (torch.SymBool, "__float__", number),
             ):
                 yield
         finally:
@@ -224,6 +231,34 @@ def _one_hot(tensor: torch.Tensor, num_classes: Any = -1) -> torch.Tensor:
     return (tensor.unsqueeze(-1) == classes).to(torch.int64)
 
 
+def _equal(one: torch.Tensor, other: torch.Tensor) -> Any:
+    """A symbol, where PyTorch's own gives Python a truth."""
+    if not _is_fake(one, other):
+        return _torchs_equal(one, other)
+    if one.shape != other.shape:
+        return False
+    return (one == other).all().item()
+
+
+def _all_close(
+    one: torch.Tensor,
+    other: torch.Tensor,
+    rtol: float = 1e-5,
+    atol: float = 1e-8,
+    equal_nan: bool = False,
+) -> Any:
+    """The same of ``torch.allclose``."""
+    if not _is_fake(one, other):
+        return _torchs_all_close(one, other, rtol, atol, equal_nan)
+    return torch.isclose(one, other, rtol, atol, equal_nan).all().item()
+
+
+def _is_fake(*tensors: torch.Tensor) -> bool:
+    """Whether tensors have no values."""
+    return any(isinstance(one, FakeTensor) for one in tensors)
+
+
+_torchs_equal, _torchs_all_close = torch.equal, torch.allclose
 _torchs_one_hot = torch.nn.functional.one_hot
 
 
