@@ -10,6 +10,7 @@ import argparse
 import collections
 import dis
 import enum
+import inspect
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -205,7 +206,8 @@ def _is_plain(value: Any) -> bool:
 def is_library_class(kind: type) -> bool:
     """Whether a class is of an installed package."""
     forward: Any = vars(kind).get("forward") or vars(kind).get("step") or vars(kind).get("__init__")
-    code = getattr(forward, "__code__", None)
+    # An optimizer's step is wrapped by torch.
+    code = getattr(inspect.unwrap(forward), "__code__", None)
     return code is not None and is_library_code(code)
 
 
