@@ -54,8 +54,10 @@ class _Settling:
 
     def _follow(self, node: Node) -> None:
         sources = node.all_input_nodes
-        earlier = _added_to(node)
-        if earlier is not None and node.target is aten.add_.Tensor and self._is_added(node):
+        earlier = _added_to(node) if node.target is aten.add_.Tensor else None
+        # What a backward pass adds is marked again already.
+        is_marked = any(user.target is marks.GRADIENT for user in node.users)
+        if earlier is not None and not is_marked and self._is_added(node):
             variable = self._alike.get(earlier) or _marked_variable(earlier)
             if variable is not None:
                 self._mark(node, variable)
