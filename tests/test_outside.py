@@ -355,18 +355,57 @@ def test_state_where_nobody_looks_is_refused() -> None:
     assert "hidden[0].add_(1)" in str(error)
 
 
-def test_an_optimizer_that_counts_in_python_is_refused() -> None:
-    class Counting(torch.optim.SGD):
-        def __init__(self, parameters: Any) -> None:
-            super().__init__(parameters, 0.1)
-            self.calls = 0
+class Counting(torch.optim.Optimizer):
+    """Counts its steps, and those that it bounds, in attributes, and has settings there."""
 
-        def step(self, closure: Any = None) -> None:  # type: ignore[override]
-            self.calls += 1
-            super().step()
+    def __init__(self, parameters: Any, counts_up: bool = False) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.calls, self.bounded = 0, 0
+        self.scale = 1.0
+        self.counts_up = counts_up
 
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.calls += 1
+        warm = min(1.0, self.calls / 3)
+        if self.counts_up:
+            warm = sum(1 / (one + 1) for one in range(self.calls))
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad.norm() > 0.05:
+                    parameter.grad.mul_(0.05 / parameter.grad.norm())
+                    self.bounded += 1
+                parameter.sub_(parameter.grad * group["lr"] * self.scale * warm)
+                if self.calls % 2 == 0:
+                    parameter.mul_(0.9)
+
+
+def test_an_optimizer_counts_in_its_attributes_and_has_settings_there() -> None:
+    found = []
+    for captured in (False, True):
+        trainer = Trainer()
+        trainer.model = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
+        nn.init.constant_(trainer.model[0].weight, 0.5)
+        nn.init.zeros_(trainer.model[0].bias)
+        trainer.optimizer = counting = Counting(trainer.model.parameters())
+        run = alone(trainer.step).run if captured else trainer.step
+        seen: list[Any] = []
+        for number in range(7):
+            counting.scale = 1.0 - 0.1 * number
+            run(ONES * (1 + number % 3))
+            values = [float(p.detach().sum()) for p in trainer.model.parameters()]
+            seen.append((counting.calls, counting.bounded, *values))
+        found.append(seen)
+    plain, captured_ones = found
+    assert plain[-1][0] == 7
+    assert 0 < plain[-1][1] < 14
+    for one, other in zip(plain, captured_ones, strict=True):
+        assert other == pytest.approx(one)
+
+
+def test_an_optimizer_whose_count_no_symbol_can_be_is_refused() -> None:
     trainer = Trainer()
-    trainer.optimizer = Counting(trainer.model.parameters())
+    trainer.optimizer = Counting(trainer.model.parameters(), counts_up=True)
     runner = alone(trainer.step)
     raised(lambda: runner.run(ONES), UnsupportedError, "counts in a Python number", ".calls")
 
