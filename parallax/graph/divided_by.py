@@ -112,6 +112,11 @@ def _step(node: Node, arguments: list[Any]) -> Step | None:
     return None
 
 
+def keeps_number(step: Step) -> bool:
+    """Whether it gives the number that it gets."""
+    return step.target in _SAME or (step.target is aten.add.Tensor and step.others == (0,))
+
+
 def _is_view_of_one(node: Node) -> bool:
     is_of_torch = isinstance(node.target, torch._ops.OpOverload)
     return is_of_torch and is_view(node) and has_one_element(node)

@@ -18,7 +18,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.batch_elements import BatchElements, elements
-from parallax.graph.divided_by import SUMS, Followed, Step, is_total, total_of
+from parallax.graph.divided_by import SUMS, Followed, Step, is_total, keeps_number, total_of
 from parallax.graph.guards import run_program
 from parallax.graph.loss_terms import (
     MEAN,
@@ -306,10 +306,21 @@ class _Search:
         return found if self._found.adds_up(counted) else None
 
     def _is_given(self, node: Node) -> bool:
-        """Whether a number comes with the batch, or is the sum of such."""
+        """Whether a number comes with the batch, or is the sum of such, or of totals of it."""
         if node.target in _SUMS_OF_TWO:
-            return all(isinstance(one, Node) and self._is_given(one) for one in node.args)
+            return all(isinstance(one, Node) and self._is_part(one) for one in node.args)
         return node.op == "placeholder" and self._found.is_of_batch(node) and _is_number(node)
+
+    def _is_part(self, node: Node) -> bool:
+        """Whether a number adds up over batches, as it is."""
+        if self._is_given(node):
+            return True
+        found = total_of(node, self._is_given)
+        if found is None or found.total.target is aten.mean.default:
+            return False
+        counted: Any = found.total.args[0] if is_total(found.total) else None
+        adds_up = counted is None or self._found.adds_up(counted)
+        return adds_up and all(keeps_number(step) for step in found.steps)
 
     def _shares(self, source: Node, total: Node) -> bool:
         """Whether elements follow from those of the batch that a total is of; of a number that
