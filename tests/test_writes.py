@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import user_state
 import user_writes
 from errors_help import alone, among, warnings_of_parallax
 from pool import Pool
@@ -132,3 +133,11 @@ def test_a_failed_step_sets_nothing() -> None:
         runner.run(torch.tensor([1, 7]))
     runner.run(torch.tensor([3, 4]))
     assert len(losses) == 2
+
+
+def test_what_models_and_optimizers_have_in_their_attributes() -> None:
+    """Objects of the user's classes, flags, texts, and lists that are appended to."""
+    plain = user_state.settled(False, None)
+    found = user_state.settled(True, lambda step: alone(step).run)
+    for one, other in zip(found, plain, strict=True):
+        assert one == (pytest.approx(other) if isinstance(other, float | list) else other)

@@ -431,3 +431,107 @@ def optimizer_that_looks_ahead(rows: int) -> Built:
 
     data = [(torch.randint(20, (rows,)), torch.randint(3, (rows,))) for _ in range(STEPS)]
     return [model], step, data
+
+
+class _Schedule:
+    """Counts, and remembers what it gave."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.given: list[float] = []
+
+    def __call__(self) -> float:
+        self.calls += 1
+        self.given.append(self.calls)
+        return min(1.0, self.calls / 3)
+
+
+class _Annealed(nn.Module):
+    """Has a schedule of the user's in an attribute, and another one in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = mlp(4, 3)
+        self.schedule = _Schedule()
+        self.others = {"noise": _Schedule()}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.model(x) * self.schedule() + 0.1 * self.others["noise"]()
+        return found
+
+
+class _Settled(torch.optim.Optimizer):
+    """Has flags, texts, numbers, a list and an object of the user's in its attributes."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.5})
+        self.is_first, self.largest = True, None
+        self.phases = {"phase": "warm", "calls": 0}
+        self.schedule = _Schedule()
+        self.norms: list[float] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        rate = 0.1 if self.is_first else 1.0
+        rate *= 0.5 if self.phases["phase"] == "warm" else 1.0
+        rate *= self.schedule() / (1 + self.phases["calls"])
+        rate *= 1.0 if self.largest is None else 0.9
+        self.is_first, self.phases["phase"] = False, "main"
+        self.phases["calls"] += 1
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.largest = parameter.grad.norm().item()
+                self.norms.append(parameter.grad.norm().item())
+                parameter.sub_(parameter.grad * group["lr"] * rate)
+
+    def kept(self) -> list[Any]:
+        return [
+            *(self.is_first, self.largest, self.phases),
+            *(self.schedule.calls, self.schedule.given, self.norms),
+        ]
+
+
+def settled(captured: bool, run: Any) -> list[Any]:
+    """What a model and its optimizer have in their attributes after a few steps, and parameters.
+
+    Args:
+        captured: the steps run as ``run(step)`` has them.
+    """
+    torch.manual_seed(7)
+    model = _Annealed()
+    optimizer = _Settled(model.parameters())
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    called = run(step) if captured else step
+    for batch in [*classes(4), *classes(4)]:
+        called(*batch)
+    noise = model.others["noise"]
+    seen = [model.schedule.calls, model.schedule.given, noise.calls, noise.given]
+    return [*seen, *optimizer.kept(), [float(p.detach().sum()) for p in model.parameters()]]
+
+
+@case
+def clipped_to_what_the_step_computes(rows: int) -> Built:
+    """As AutoClip does: a share of what norms were."""
+    model = mlp(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    usual: dict[str, Any] = {"norm": 1.0}
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        usual["norm"] = 0.9 * usual["norm"] + 0.1 * norm.item()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.2 * usual["norm"])
+        nn.utils.clip_grad_value_(model.parameters(), norm * 0.05)
+        optimizer.step()
+        return loss
+
+    return [model], step, classes(rows)

@@ -96,6 +96,7 @@ class Conversions:
                 (builtins, "max", _extreme(max, torch.sym_max, torch.gt, "min")),
                 (builtins, "min", _extreme(min, torch.sym_min, torch.lt, "max")),
                 (torch.nn.functional, "one_hot", _one_hot),
+                (torch.nn.utils.clip_grad, "float", _Float),  # of bounds that the step computes
                 *((owner, "equal", _equal) for owner in (torch, torch.Tensor)),
                 *((owner, "allclose", _all_close) for owner in (torch, torch.Tensor)),
                 (FakeTensor, "__len__", length),

@@ -12,7 +12,7 @@ import dis
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -259,8 +259,21 @@ class _Walker:
         may_keep = isinstance(owner, Optimizer) and any(
             isinstance(item, dict | list) for _, item in root.holder.items()
         )
-        if may_keep or holds_tensors(root.holder, 0):
+        if self._visit_objects(name, root) or may_keep or holds_tensors(root.holder, 0):
             self.found.hold(root)
+
+    def _visit_objects(self, name: str, root: Root) -> bool:
+        """Objects of the user's classes in attributes; whether they hold tensors."""
+        holds = False
+        with self._rooted(root):
+            for key, item in root.holder.items():
+                if isinstance(item, dict | list | tuple):
+                    inner = [one for one in _values(item) if _is_plain_object(one)]
+                else:
+                    inner = [item] if _is_plain_object(item) else []
+                for one in inner:
+                    holds |= self.visit(f"{name}.{key}", one, 1)
+        return holds
 
     def _keep(self, value: Any) -> None:
         # The reference keeps ids from being reused while walking.
@@ -386,3 +399,13 @@ def _global_names(code: types.CodeType) -> list[str]:
         if isinstance(constant, types.CodeType):
             names += _global_names(constant)
     return list(dict.fromkeys(names))
+
+
+def _values(content: dict[Any, Any] | list[Any] | tuple[Any, ...]) -> Iterable[Any]:
+    return content.values() if isinstance(content, dict) else content
+
+
+def _is_plain_object(value: Any) -> bool:
+    """Whether it is an object of a user's class that is none of torch's kinds."""
+    known = torch.Tensor | torch.nn.Module | Optimizer | LRScheduler | type | types.FunctionType
+    return not isinstance(value, known) and is_user_object(value)

@@ -93,11 +93,8 @@ class Snapshot:
                 name = f"{model_name}.{path}" if path else model_name
                 self._keep_module(name, module, objects.attributes_of(name, module))
         self._counters = list(_counters(objects))
-        self._optimizers: list[_Named] = []
         for name, optimizer in objects.optimizers.items():
-            root = objects.attributes_of(name, optimizer)
-            self._optimizers.append(_Named(name, optimizer, vars(optimizer).copy(), root))
-            self._keep(vars(optimizer))
+            self._keep_attributes(name, optimizer, objects.attributes_of(name, optimizer))
             self._walk(optimizer.state, 0)
             self._walk(optimizer.param_groups, 0)
         for holder in objects.holders.values():
@@ -127,13 +124,17 @@ class Snapshot:
             self._saved.append((container, container.copy()))
 
     def _keep_module(self, name: str, module: torch.nn.Module, root: Root) -> None:
-        attributes = vars(module)
-        self._keep(attributes)
-        self._names.append(_Named(name, module, attributes.copy(), root))
+        self._keep_attributes(name, module, root)
         for part in _MODULE_PARTS:
-            self._keep(attributes[part])
+            self._keep(vars(module)[part])
+
+    def _keep_attributes(self, name: str, owner: torch.nn.Module | Optimizer, root: Root) -> None:
+        attributes = vars(owner)
+        self._keep(attributes)
+        self._names.append(_Named(name, owner, attributes.copy(), root))
         for key, value in attributes.items():
-            if not key.startswith("_") and isinstance(value, dict | list | set | collections.deque):
+            is_plain = isinstance(value, dict | list | set | collections.deque)
+            if is_plain and not _is_known(owner, key):
                 self._keep_named(f"{name}.{key}", value, root)
 
     def _keep_named(self, name: str, container: Any, root: Root) -> None:
@@ -171,7 +172,7 @@ class Snapshot:
 
     def hold_new(self) -> None:
         """Let what the step has put tensors into hold state from now on."""
-        for one in (*self._names, *self._optimizers):
+        for one in self._names:
             if any(_holds(value) for value in one.new()):
                 self._objects.hold(one.root)
 
@@ -265,6 +266,13 @@ def _counters(objects: StepObjects) -> Iterator[tuple[str, bool, int]]:
                     yield f"{label}.{key}", in_group, value
 
 
+def _is_known(owner: Any, key: Any) -> bool:
+    """Whether an attribute is known for what it is, and so are changes of it."""
+    if isinstance(owner, Optimizer):
+        return key.startswith("_") or key in ("state", "param_groups", "defaults")
+    return isinstance(owner, torch.nn.Module) and key.startswith("_")
+
+
 def _holds(value: Any) -> bool:
     held = isinstance(value, torch.Tensor) or is_container(value)
     return held and any(True for _ in held_tensors(value))
@@ -290,11 +298,10 @@ def _differences(
     if isinstance(copy, dict):
         is_dict = isinstance(container, dict)
         now = container if is_dict else vars(container)
-        is_module = isinstance(container, torch.nn.Module)
         for key in dict.fromkeys([*now, *copy]):
             new, old = now.get(key, MISSING), copy.get(key, MISSING)
             is_state = isinstance(new, torch.Tensor) and (holder or isinstance(old, torch.Tensor))
-            if new is old or is_state or (is_module and str(key).startswith("_")):
+            if new is old or is_state or _is_known(container, key):
                 continue
             if (id(container), key) in kept:
                 continue

@@ -72,6 +72,8 @@ class _Ways:
         for model in objects.models.values():
             for module in model.modules():
                 self._add_inside(module)
+        for optimizer in objects.optimizers.values():
+            self._add_inside(optimizer)
 
     def to(self, container: Any) -> Callable[[], Any]:
         """What gives the container that is now where this one was."""
