@@ -14,7 +14,7 @@ from parallax.config import Config
 from parallax.graph.capture import capture
 from parallax.graph.discovery import discover
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.totals import Batches, means_left_alone, sums_by_inputs
+from parallax.graph.totals import Batches, means_left_alone, sums_by_inputs, totals
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
@@ -76,6 +76,10 @@ ALIKE: dict[str, Loss] = {
         _words(s, y, ignore_index=PAD)
         + 0.1 * s.square().mean()
         - 0.2 * (s[..., 0] * (y == 1)).sum() / (y == 1).sum().clamp(min=1)
+    ),
+    "counted in parts": lambda s, y: (
+        _words(s, y, ignore_index=PAD, reduction="sum")
+        / sum((part != PAD).sum() for part in y.split(2, 1))
     ),
     "divided in place": lambda s, y: (
         _words(s, y, ignore_index=PAD, reduction="sum").div_((y != PAD).sum()).mul_(2)
@@ -263,6 +267,29 @@ def line_of_sums_by_inputs(counted: bool) -> str:
 
     x, y = data([(4,)], seed=5)[0][0]
     return str(sums_by_inputs(*_captured(loss, x, y, (y != PAD).sum())) or "")
+
+
+def of_boxes(last: int) -> int:
+    """How many divisors are found of a sum over the boxes of all images, where sizes are symbols.
+
+    Args:
+        last: how many boxes the last image has.
+    """
+    net = nn.Linear(3, 4).double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+
+    def step(images: torch.Tensor, boxes: list[torch.Tensor]) -> None:
+        optimizer.zero_grad()
+        places = torch.cat([torch.full((len(own),), place) for place, own in enumerate(boxes)])
+        far = F.l1_loss(net(images)[places], torch.cat(boxes), reduction="none")
+        (far.sum() / sum(len(own) for own in boxes)).backward()
+        optimizer.step()
+
+    boxes = [torch.rand(count, 4, dtype=torch.float64) for count in (3, 2, last)]
+    batch = torch.rand(3, 3, dtype=torch.float64), boxes
+    graph = capture(step, discover(step), batch, {}, varying={(1, 0): 0, (2, 0): 1})
+    names = [name for name, _ in net.named_parameters()]
+    return len(totals(graph, names, Batches(by_rows=False)))
 
 
 def _captured(

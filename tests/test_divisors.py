@@ -77,6 +77,12 @@ def test_nor_have_they_with_learned_weights(name: str) -> None:
     assert not divisors.line_left_alone(divisors.WEIGHTED[name])
 
 
+@pytest.mark.parametrize("last", [1, 4])
+def test_sums_over_the_boxes_of_images(last: int) -> None:
+    """The box of an image that has one is not an addition that keeps a number from being zero."""
+    assert divisors.of_boxes(last) == 1
+
+
 KINDS = (int, float, torch.Tensor)
 
 

@@ -141,6 +141,8 @@ def known_number(node: Any) -> Any:
     while isinstance(node, Node) and node.op == "call_function":
         arguments: Any = node.args
         bounds = node.target in _BOUNDS and _step(node, list(arguments)) is not None
+        if node.target is operator.add and isinstance(arguments[1], int):
+            bounds = False  # one more, such as the boxes of an image that has one
         if node.target is aten.full.default:
             node = arguments[1]
         elif node.target in (aten.ones.default, aten.ones_like.default) and has_one_element(node):
