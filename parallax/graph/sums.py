@@ -9,7 +9,9 @@ import torch
 from torch.fx import Node
 
 from parallax.errors import SourceLine
+from parallax.graph.batch_elements import elements
 from parallax.graph.loss_terms import REDUCTIONS, SUM, from_batch, losses, terms
+from parallax.graph.operations import has_one_element
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.user_code import line_of
 
@@ -68,7 +70,13 @@ def _adds_up(node: Node, sizes: Collection[int]) -> bool:
         return is_sum and any(_length(source) % rows == 0 for rows in sizes)
     if node.target not in (aten.sum.default, aten.sum.dim_IntList) or _is_divided(source):
         return False
-    return _length(source) in sizes
+    return _length(source) in sizes and not any(map(_puts_numbers_together, elements(source)))
+
+
+def _puts_numbers_together(node: Node) -> bool:
+    """Whether a node makes a list of numbers, as of the losses of several tasks."""
+    several: Any = node.args[0] if node.target is aten.stack.default else ()
+    return any(map(has_one_element, several))
 
 
 def _is_divided(source: Any) -> bool:
