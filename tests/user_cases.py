@@ -32,7 +32,12 @@ def classes(rows: int) -> list[tuple[torch.Tensor, ...]]:
     return [(numbers(rows, 4), torch.randint(3, (rows,))) for _ in range(STEPS)]
 
 
-def stepping(rows: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Built:
+def stepping(
+    rows: int,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: list[tuple[Any, ...]] | None = None,
+) -> Built:
     def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), labels)
@@ -40,7 +45,7 @@ def stepping(rows: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> B
         optimizer.step()
         return loss
 
-    return [model], step, classes(rows)
+    return [model], step, classes(rows) if data is None else data
 
 
 def squares(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -422,15 +422,8 @@ def optimizer_that_looks_ahead(rows: int) -> Built:
     model = nn.Sequential(table, mlp(4, 3))
     optimizer = Lookahead(torch.optim.Adam(model.parameters(), 0.1))
 
-    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(ids), labels)
-        loss.backward()
-        optimizer.step()
-        return loss
-
     data = [(torch.randint(20, (rows,)), torch.randint(3, (rows,))) for _ in range(STEPS)]
-    return [model], step, data
+    return stepping(rows, model, optimizer, data)
 
 
 class _Schedule:
@@ -500,14 +493,7 @@ def settled(captured: bool, run: Any) -> list[Any]:
     torch.manual_seed(7)
     model = _Annealed()
     optimizer = _Settled(model.parameters())
-
-    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), labels)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    _, step, _ = stepping(4, model, optimizer)
     called = run(step) if captured else step
     for batch in [*classes(4), *classes(4)]:
         called(*batch)

@@ -3,7 +3,8 @@
 What is assigned is a gradient of this worker, to be aggregated, if it follows from the batch (or
 from random numbers) and from no gradient that was marked before. Else it is what the step makes of
 gradients that are aggregated, or the same on all workers, and stays as it is. What is added to a
-gradient that nothing else has used is part of it: ``p.grad += g`` for each of several tasks.
+gradient that nothing else has used is part of it, as what another backward pass adds: ``p.grad +=
+g`` for each of several tasks.
 """
 
 from __future__ import annotations
@@ -81,22 +82,12 @@ class _Settling:
         )
 
     def _mark(self, total: Node, variable: str) -> None:
-        """Mark a gradient once something was added to it in place."""
-        self._unmark(total)
+        """Mark a gradient once more when something was added to it in place."""
         with self._graph.inserting_after(total):
             mark = self._graph.call_function(marks.GRADIENT, (total, variable))
         mark.meta = dict(total.meta)
         total.replace_all_uses_with(mark, delete_user_cb=lambda user: user is not mark)
         _spread(mark, self._marked)
-
-    def _unmark(self, total: Node) -> None:
-        """Take away the mark on what something is added to."""
-        earlier = total.args[0]
-        assert isinstance(earlier, Node)
-        if earlier.target is marks.GRADIENT:
-            earlier.replace_all_uses_with(earlier.args[0])  # type: ignore[arg-type]
-            self._graph.erase_node(earlier)
-            self._marked.discard(earlier)
 
     def _settled(self, mark: Node) -> bool:
         """Keep the mark on what is assigned if it is to be there; whether it is."""
@@ -104,9 +95,10 @@ class _Settling:
         assert isinstance(value, Node)
         assert isinstance(variable, str)
         earlier = _added_to(value)
-        if earlier is not None and _marked_variable(earlier) == variable and self._is_added(value):
-            self._unmark(value)
-            self._marked.discard(value)
+        adds = earlier is not None and _marked_variable(earlier) == variable
+        if adds and self._is_added(value):
+            mark.args = mark.args[:2]
+            return True
         if _follows(value, self._marked) or not _follows(value, self._local):
             if _marked_variable(value) is None and not _follows(value, self._marked):
                 self._alike[value] = variable

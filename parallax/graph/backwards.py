@@ -85,7 +85,7 @@ def _is_mark(node: Node) -> bool:
 
 def _added_to(total: Any, mark: Node) -> Node | None:
     """The earlier gradient of the same variable that a sum adds another to."""
-    if not isinstance(total, Node) or total.target not in _ADD or total.kwargs:
+    if not isinstance(total, Node) or total.target not in _ADD:
         return None
     before = tensor_of(total.args[0]) if isinstance(total.args[0], Node) else None
     return before if before and _is_mark(before) and before.args[1] == mark.args[1] else None

@@ -12,18 +12,18 @@ from parallax.graph.sizes import same_shape
 
 aten: Any = torch.ops.aten
 
-_OF_WEIGHTS = aten._embedding_bag_per_sample_weights_backward.default
+OF_WEIGHTS = aten._embedding_bag_per_sample_weights_backward.default
 """Reads the rows of bags once more, for the gradients of what they were weighted by."""
 _IDS_ARGUMENT = {
     aten.embedding.default: 1,
     aten._embedding_bag.default: 1,
     aten._embedding_bag_forward_only.default: 1,
-    _OF_WEIGHTS: 2,
+    OF_WEIGHTS: 2,
     aten.index_select.default: 2,
     aten.gather.default: 2,
     aten.index.Tensor: 1,
 }
-_TABLE_ARGUMENT = {_OF_WEIGHTS: 1}
+_TABLE_ARGUMENT = {OF_WEIGHTS: 1}
 """Where it is not the first."""
 WRAPPING = {aten.index.Tensor}
 """Lookups in which negative ids count from the end."""
@@ -104,7 +104,7 @@ class Lookup:
     @property
     def is_again(self) -> bool:
         """Whether it reads, for a gradient, what another lookup has read."""
-        return self.node.target is _OF_WEIGHTS
+        return self.node.target is OF_WEIGHTS
 
 
 def lookup_of(node: Node, table: Node, variable: str) -> Lookup | None:
@@ -129,15 +129,14 @@ def lookup_of(node: Node, table: Node, variable: str) -> Lookup | None:
 
 
 def _is_special_bag(node: Node) -> bool:
-    """A bag that leaves out a padding row, or takes maxima and remembers which ids they are."""
-    mode, padding = (5, 6) if node.target is _OF_WEIGHTS else (4, 8)
-    padded = len(node.args) > padding and node.args[padding] != -1
-    return bool(padded or (len(node.args) > mode and node.args[mode] == 2))
+    """A bag that takes maxima and remembers which ids they are."""
+    mode = 5 if node.target is OF_WEIGHTS else 4
+    return bool(len(node.args) > mode and node.args[mode] == 2)
 
 
 def is_plain_bag(node: Node) -> bool:
     """Whether a lookup sums or averages bags, without weights of the rows."""
-    if node.target is _OF_WEIGHTS:
+    if node.target is OF_WEIGHTS:
         return False
     weights = node.args[6] if len(node.args) > 6 else None
     return "embedding_bag" in str(node.target) and weights is None and not _is_special_bag(node)

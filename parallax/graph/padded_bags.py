@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from parallax.graph.lookups import OF_WEIGHTS
 from parallax.graph.operations import add_call
 
 aten: Any = torch.ops.aten
 
 _BAGS = (aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-_OF_WEIGHTS = aten._embedding_bag_per_sample_weights_backward.default
 _SUM, _MEAN = 0, 1
 
 
@@ -52,7 +52,7 @@ _FORWARD = _Places(mode=4, padding=8, weights=6)
 _BACKWARD = {
     aten._embedding_bag_backward.default: _Places(8, 11, 10, 3),
     aten._embedding_bag_dense_backward.default: _Places(7, 9, 8, 2),
-    _OF_WEIGHTS: _Places(5, 6, None, 4),
+    OF_WEIGHTS: _Places(5, 6, None, 4),
 }
 
 
@@ -68,7 +68,7 @@ def weigh_padding(graph: Graph) -> None:
             bag_of_each: Any = node.args[places.bag_of_each]
             kept, weights = weighed[bag_of_each.args[0]]
             places.weigh(node, weights)
-            if node.target is _OF_WEIGHTS:
+            if node.target is OF_WEIGHTS:
                 _leave_out(graph, node, kept)
 
 

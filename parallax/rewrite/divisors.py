@@ -199,7 +199,9 @@ def _replace(
         What the terms are to be multiplied with to be divided by that number, as a quotient.
     """
     graph = work.graph
-    number, value = total, _as_tensor(work, divisor.value, divisor.terms[0])
+    number, value = total, divisor.value
+    if divisor.weighted:
+        value = _as_tensor(work, value, divisor.terms[0])
     for step in divisor.steps:
         number = add_call(graph, step.target, number, *step.others, **dict(step.named))
     first, second = (whole, own) if divisor.multiplies else (own, whole)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -190,8 +190,7 @@ class Preparation:
         if first:
             self._compare(description, flat)
         step = self._captured(batch, named, varying, numbers)
-        if self._may_divide_by_numbers(step, flat, numbers):
-            step = self._with_whole_numbers(step, batch, named, varying, numbers)
+        step = self._with_whole_numbers(step, batch, named, varying, numbers)
         if first and self._config.average_dense and self._config.average_sparse:
             note_sums(step, flat)
             note_bent_gradients(step)
@@ -234,18 +233,6 @@ class Preparation:
         self.captures += 1
         return step
 
-    def _may_divide_by_numbers(
-        self, step: StepGraph, flat: Sequence[Any], numbers: Numbers
-    ) -> bool:
-        """Whether a loss may be divided by a whole number of the batch, which is a constant."""
-        return (
-            self._world.size > 1
-            and means_are_of_all(self._config)
-            and not numbers.batch
-            and any(type(item) is int for item in flat)
-            and divides_by_constants(step)
-        )
-
     def _with_whole_numbers(
         self,
         step: StepGraph,
@@ -254,9 +241,14 @@ class Preparation:
         varying: Mapping[Place, int] | None,
         numbers: Numbers,
     ) -> StepGraph:
-        """The step with whole numbers of the batch as inputs, if it can be captured so."""
+        """The step with whole numbers of the batch as inputs, if its losses may be divided by one,
+        and it can be captured so."""
+        if self._world.size == 1 or numbers.batch or not means_are_of_all(self._config):
+            return step
         flat = pytree.tree_leaves((batch, dict(named)))
         whole = frozenset(index for index, item in enumerate(flat) if type(item) is int)
+        if not whole or not divides_by_constants(step):
+            return step
         try:
             return self._captured(batch, named, varying, replace(numbers, batch=whole))
         except ModelError:
