@@ -14,7 +14,7 @@ from parallax.cluster.worker_start import prepare_worker_process
 from parallax.config import Config
 from parallax.data.identity import known_sizes
 from parallax.errors import ConfigError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.logs import configure_logging
 from parallax.runtime.comm.meeting import meet
 from parallax.runtime.planning import PlanningRunner, current_planning

@@ -17,7 +17,7 @@ from varying_sizes import ROWS, WIDTH, Bags, Tagger
 
 from parallax.config import Config
 from parallax.errors import RowIdError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.control import Step
 from parallax.runtime.comm.world import World
 from parallax.runtime.exchange.ahead import IdsAhead

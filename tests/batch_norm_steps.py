@@ -13,7 +13,7 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.errors import BatchError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 

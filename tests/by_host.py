@@ -15,8 +15,8 @@ from benchmarks.peers.ours import LEVELS, UNPLACED, with_levels, without_placeme
 from benchmarks.workloads import QUICK, Training, lm, make_step
 from parallax.cluster.network import Network
 from parallax.config import Config
-from parallax.graph.discovery import discover
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.predictions.probe import measure_network
 from parallax.runtime.runner import Runner

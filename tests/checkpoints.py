@@ -12,7 +12,7 @@ from torch import nn
 import parallax
 from parallax.config import Config
 from parallax.errors import CheckpointError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.rewrite.region_graphs import Region
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner

@@ -10,7 +10,7 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.errors import ParallaxError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 

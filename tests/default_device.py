@@ -6,7 +6,7 @@ import torch
 from equality import SEED, batches, built, difference, distributed, moved, single_device
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 

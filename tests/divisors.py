@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from parallax.config import Config
+from parallax.graph.analysis.totals import Batches, means_left_alone, sums_by_inputs, totals
 from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.totals import Batches, means_left_alone, sums_by_inputs, totals
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 

@@ -13,7 +13,7 @@ from examples.fetch import CACHE
 from examples.images import load_images
 from examples.resnet import model as resnet
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import Encoded

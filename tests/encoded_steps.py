@@ -14,7 +14,7 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.errors import BatchError, CheckpointError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.ops.specs import BucketEntry, BucketsSpec
 from parallax.runtime.comm.control import Step, StepControl
 from parallax.runtime.comm.texts import digest

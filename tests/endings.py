@@ -12,7 +12,7 @@ from assertions import Net, batches
 from torch import nn
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World, single
 from parallax.runtime.runner import Runner
 

@@ -18,7 +18,7 @@ from examples.nmt import model as nmt
 from examples.resnet import model as resnet
 from examples.vgg import model as vgg
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 

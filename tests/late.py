@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from parallax.config import Config
 from parallax.errors import RowIdError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.late import LateUpdates
 from parallax.runtime.runner import Runner

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.message_sizes import MessageSizes

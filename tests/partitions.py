@@ -11,7 +11,7 @@ from errors_help import warnings_of_parallax
 
 import parallax
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.runtime.state.resharding import deal_anew

@@ -20,11 +20,11 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.errors import StrategyError
+from parallax.graph.analysis.variables import Variable, analyze
 from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
-from parallax.graph.state import aliases, leaves
+from parallax.graph.objects.discovery import discover
+from parallax.graph.objects.state import aliases, leaves
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.variables import Variable, analyze
 from parallax.runtime import preparation
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.program import Program
 from parallax.runtime.recorded import Recorder

@@ -10,8 +10,8 @@ import equality
 from random_strategies import random_strategy
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import (

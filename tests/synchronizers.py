@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
+from parallax.graph.objects.discovery import discover
 from parallax.ops import factors as ops_factors
 from parallax.rewrite import blocks
 from parallax.rewrite.synchronizers import factor_exchange

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from parallax.graph.cleanup import remove_dead
+from parallax.graph.passes.cleanup import remove_dead
 from parallax.rewrite.accumulate import accumulate_in_place
 
 Function = Callable[[torch.Tensor, torch.Tensor], object]

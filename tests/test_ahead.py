@@ -15,10 +15,10 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.errors import BatchError
+from parallax.graph.analysis.variables import analyze
 from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
-from parallax.graph.state import aliases
-from parallax.graph.variables import analyze
+from parallax.graph.objects.discovery import discover
+from parallax.graph.objects.state import aliases
 from parallax.rewrite.ahead import ids_graph
 from parallax.rewrite.pipeline import rewrite
 from parallax.runtime.ahead import Batches

@@ -16,7 +16,7 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.errors import CheckError, DataDependentError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import single
 from parallax.runtime.runner import Runner
 

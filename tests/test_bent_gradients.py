@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from parallax.graph.bent_gradients import note_bent_gradients
+from parallax.graph.analysis.bent_gradients import note_bent_gradients
 from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
-from parallax.graph.inner_gradients import note_inner_gradients
+from parallax.graph.objects.discovery import discover
+from parallax.graph.passes.inner_gradients import note_inner_gradients
 
 Hook = Callable[[torch.Tensor], torch.Tensor]
 

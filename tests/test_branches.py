@@ -12,7 +12,7 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.errors import CaptureError, DataDependentError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import single
 from parallax.runtime.runner import Runner
 

@@ -17,7 +17,7 @@ from test_golden_graphs import captured_with_state, text
 
 from parallax.cluster.network import Level, Network
 from parallax.errors import ConfigError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import timeline
 from parallax.runtime.predictions.forecast import Forecast

@@ -16,7 +16,7 @@ from pool import HOSTS, Pool
 from strategies import built
 
 from parallax.cluster.network import Level, Network
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy import hierarchy
 from parallax.strategy.cost import bytes_across, bytes_per_step, communication_seconds
 from parallax.strategy.data import VariableStrategy

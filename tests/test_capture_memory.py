@@ -9,7 +9,7 @@ import torch
 from torch.fx import Graph
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import single
 from parallax.runtime.runner import Runner
 

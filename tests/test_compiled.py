@@ -16,7 +16,7 @@ from torch import nn
 
 import parallax
 from parallax.errors import ConfigError, DataError
-from parallax.graph import losses
+from parallax.graph.passes import losses
 from parallax.ops.softmax import WRITE_SOFTMAX
 
 needs_compiler = pytest.mark.skipif(

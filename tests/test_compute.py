@@ -10,9 +10,9 @@ from torch import nn
 from torch.fx import Graph
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from parallax.graph.analysis.compute import FUNCTION, STEPPED, efforts, operations
 from parallax.graph.capture import capture
-from parallax.graph.compute import FUNCTION, STEPPED, efforts, operations
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 
 ROWS, WIDTH = 3, 8
 

@@ -8,7 +8,7 @@ import torch
 from pool import Pool
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import single
 from parallax.runtime.runner import Runner
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from parallax.graph.discovery import discover
-from parallax.graph.holders import is_library_code
+from parallax.graph.common.user_code import is_library_code
+from parallax.graph.objects.discovery import discover
 
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

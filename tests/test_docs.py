@@ -28,7 +28,7 @@ from pool import Pool
 import parallax
 from parallax import errors, logs
 from parallax.cluster import environment
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.rewrite.pipeline import passes
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner

@@ -13,7 +13,7 @@ from by_host import HOSTS as BY_HOST
 from pool import HOSTS, Pool
 
 from parallax.errors import StrategyError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.runtime.encoded.pool import STATE
 from parallax.strategy.cost import bytes_across, bytes_per_step
 from parallax.strategy.data import Strategy, VariableStrategy, fingerprint

@@ -47,8 +47,8 @@ def shared_memory() -> Any:
 
 
 def on_two_devices() -> Any:
-    from parallax.graph.checks import _check_devices
-    from parallax.graph.state import Leaf
+    from parallax.graph.objects.checks import _check_devices
+    from parallax.graph.objects.state import Leaf
 
     class Elsewhere:
         device = torch.device("cuda:1")

@@ -14,7 +14,7 @@ from errors_help import alone, linear, raised, rows
 import parallax.api
 from parallax.config import Config
 from parallax.errors import ConfigError, StrategyError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.logs import configure_logging
 from parallax.strategy.data import Strategy, VariableStrategy, fingerprint
 from parallax.strategy.verify import verify

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import single
 from parallax.runtime.garbage import ALLOCATIONS, collected_seldom
 from parallax.runtime.runner import Runner

@@ -14,11 +14,11 @@ from strategies import built
 from torch import nn
 
 from parallax.config import RUN_OPTIONS
+from parallax.graph.analysis.variables import Analysis, analyze
 from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
-from parallax.graph.state import Leaf, aliases, leaves
+from parallax.graph.objects.discovery import discover
+from parallax.graph.objects.state import Leaf, aliases, leaves
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.variables import Analysis, analyze
 from parallax.ops import marks
 from parallax.rewrite.pipeline import passes, prepare, rewrite
 from parallax.strategy.messages import merge_messages

@@ -11,8 +11,8 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
-from parallax.graph.gradient_order import advance_gradients
+from parallax.graph.objects.discovery import discover
+from parallax.graph.passes.gradient_order import advance_gradients
 from parallax.ops import marks
 
 aten = torch.ops.aten

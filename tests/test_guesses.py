@@ -14,8 +14,8 @@ from user_guesses import clip
 
 from parallax.config import Config
 from parallax.errors import DataDependentError, StepError
-from parallax.graph import guesses
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
+from parallax.graph.symbols import guesses
 from parallax.runtime.comm.world import single
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import Encoded

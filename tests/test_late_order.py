@@ -16,7 +16,7 @@ from test_timeline import analysed
 from torch import nn
 
 from parallax.cluster.network import Level, Network
-from parallax.graph.variables import Analysis
+from parallax.graph.analysis.variables import Analysis
 from parallax.rewrite.late import defer_updates
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import timeline

@@ -13,7 +13,7 @@ from errors_help import alone
 from torch import nn
 from user_cases import squares
 
-from parallax.graph.torch_internals import ShapeEnv, fake_like, fake_mode
+from parallax.graph.common.torch_internals import ShapeEnv, fake_like, fake_mode
 
 aten: Any = torch.ops.aten
 SHAPE = (2, 3, 4, 5)

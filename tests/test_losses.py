@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from errors_help import alone
 from torch import nn
 
-from parallax.graph import losses
+from parallax.graph.passes import losses
 from parallax.ops import softmax
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -10,8 +10,8 @@ import torch
 from pool import Pool
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from parallax.graph.lookups import lookup_of
-from parallax.graph.reads import RowsRead, rows_read
+from parallax.graph.analysis.lookups import lookup_of
+from parallax.graph.analysis.reads import RowsRead, rows_read
 
 READ = {
     "whole": (None, "None"),

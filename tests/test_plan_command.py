@@ -20,7 +20,7 @@ from parallax.cluster.network import Level
 from parallax.cluster.planned import MESSAGE_SECONDS, PlannedCluster, plan_cluster
 from parallax.cluster.resources import read_resources
 from parallax.errors import LaunchError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.runtime.plan import Plan
 from parallax.strategy.builders.common import OwnerQueue
 from parallax.strategy.data import Strategy, VariableStrategy

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from parallax.graph.products import join_products
+from parallax.graph.passes.products import join_products
 
 Function = Callable[[list[torch.Tensor], list[torch.Tensor]], object]
 

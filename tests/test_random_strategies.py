@@ -11,7 +11,7 @@ from pool import Pool
 from random_strategies import mutated, random_strategy, train, variables
 
 from parallax.errors import StrategyError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.data import Strategy
 from parallax.strategy.registry import synchronizers
 from parallax.strategy.verify import findings

@@ -14,7 +14,7 @@ from recorded_steps import Picky, Processor, Refusing, record_on
 from torch import nn
 
 from parallax.config import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import single
 from parallax.runtime.runner import Runner
 

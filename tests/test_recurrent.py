@@ -14,9 +14,9 @@ from errors_help import alone
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from parallax.graph.compute import operations
-from parallax.graph.recurrent import LAYERS as recurrent_layers
-from parallax.graph.recurrent import whole_layers
+from parallax.graph.analysis.compute import operations
+from parallax.graph.stand_ins.recurrent import LAYERS as recurrent_layers
+from parallax.graph.stand_ins.recurrent import whole_layers
 from parallax.ops import gru, recurrent, rnn
 from parallax.runtime.compute.products import has_onednn, use_faster_products
 

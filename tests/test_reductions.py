@@ -12,10 +12,10 @@ from pool import Pool
 from torch import nn
 
 from parallax.cluster.network import Level, Network
+from parallax.graph.analysis.variables import analyze
 from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
-from parallax.graph.state import aliases, leaves
-from parallax.graph.variables import analyze
+from parallax.graph.objects.discovery import discover
+from parallax.graph.objects.state import aliases, leaves
 from parallax.ops.reductions import SCHEDULES, Transfer, remote_share, schedule
 from parallax.runtime.exchange.sums import in_pieces, touches
 from parallax.strategy.builders import ClusterFacts

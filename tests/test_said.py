@@ -17,7 +17,7 @@ from torch import nn
 
 from parallax.config import Config
 from parallax.errors import CaptureError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World, single
 from parallax.runtime.runner import Runner
 

@@ -12,7 +12,7 @@ from errors_help import alone
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from parallax.graph.stacks import stack_in_order
+from parallax.graph.passes.stacks import stack_in_order
 
 aten: Any = torch.ops.aten
 SIZES = (2, 3, 4)

@@ -14,7 +14,7 @@ from pool import Pool
 
 from parallax.config import Config
 from parallax.errors import StrategyError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.builders import BUILDERS
 from parallax.strategy.cost import bytes_per_step
 from parallax.strategy.data import Strategy, VariableStrategy, fingerprint

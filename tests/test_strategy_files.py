@@ -16,7 +16,7 @@ from pool import Pool
 from parallax import cli
 from parallax.config import Config
 from parallax.errors import ConfigError, StrategyError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.builders import BUILDERS, StrategyBuilder, builder_names, find_builder
 from parallax.strategy.compare import differences, shown
 from parallax.strategy.data import Strategy, VariableStrategy

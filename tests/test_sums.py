@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from parallax.graph.analysis.sums import note_sums
+from parallax.graph.analysis.totals import Batches, means_of_items, totals
 from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
-from parallax.graph.sums import note_sums
-from parallax.graph.totals import Batches, means_of_items, totals
+from parallax.graph.objects.discovery import discover
 
 ROWS, LENGTH, CLASSES = 6, 3, 4
 Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor]

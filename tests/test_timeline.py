@@ -14,10 +14,10 @@ from test_golden_graphs import captured
 from user_cases import squares
 
 from parallax.cluster.network import Level, Network
+from parallax.graph.analysis.variables import Analysis, Variable, analyze
 from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
-from parallax.graph.state import aliases, leaves
-from parallax.graph.variables import Analysis, Variable, analyze
+from parallax.graph.objects.discovery import discover
+from parallax.graph.objects.state import aliases, leaves
 from parallax.rewrite.late import defer_updates
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import computation_alone, timeline

@@ -9,7 +9,7 @@ from cells import sampled
 from pool import Pool
 
 from parallax.graph.capture import capture
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.ops import marks
 
 ADVERSARIES = [f"adversaries, {variant}" for variant in user_steps.ADVERSARIES]

@@ -14,7 +14,7 @@ from pool import Pool
 from torch import nn
 from varying_sizes import BATCH, LENGTHS, STEPS
 
-from parallax.graph.sizes import LEAST, varying
+from parallax.graph.common.sizes import LEAST, varying
 from parallax.runtime.comm.meeting import single
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -9,7 +9,7 @@ import msgspec
 
 from parallax.config import Config
 from parallax.errors import ConfigError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.builders import ClusterFacts, GraphFacts, StrategyBuilder

@@ -27,7 +27,7 @@ from user_cases import CASES, LOCAL, SEED, Built
 
 from parallax.config import Config
 from parallax.errors import StrategyError
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 

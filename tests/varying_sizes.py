@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from parallax import Config
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 

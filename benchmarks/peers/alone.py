@@ -6,7 +6,7 @@ import torch
 
 import parallax
 from benchmarks.workloads import Step, Training, make_step
-from parallax.graph.discovery import discover
+from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.meeting import single
 from parallax.runtime.runner import Runner
 

@@ -14,7 +14,7 @@ import parallax
 from benchmarks.peers.unplaced import unplaced_pulls, unplaced_updates
 from benchmarks.workloads import Batch, Step, Training, make_step
 from parallax.cluster.network import Network
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.runtime import compiled
 from parallax.runtime.comm import world
 from parallax.runtime.predictions import probe

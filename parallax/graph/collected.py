@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,17 +11,21 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.errors import UnsupportedError
-from parallax.graph.carried import is_cleared
-from parallax.graph.discovery import StepObjects
-from parallax.graph.entries import Entry, entries, is_new, is_plain
-from parallax.graph.made import Made, Positions
-from parallax.graph.outside import changed
-from parallax.graph.recording import Recording
-from parallax.graph.sites import Site
-from parallax.graph.snapshot import Place, Snapshot
-from parallax.graph.state import Leaf, leaves
-from parallax.graph.step_graph import COMPUTED, GraphOutput, HostCall, Written
-from parallax.graph.writes import writes
+from parallax.graph.analysis.carried import is_cleared
+from parallax.graph.common.interface import COMPUTED, GraphOutput, HostCall, Written
+from parallax.graph.common.recording import Recording
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.entries import Entry, entries, is_new, is_plain
+from parallax.graph.objects.made import Made, Positions
+from parallax.graph.objects.outside import changed
+from parallax.graph.objects.sites import Site
+from parallax.graph.objects.snapshot import Place, Snapshot
+from parallax.graph.objects.state import Leaf, leaves
+from parallax.graph.objects.writes import writes
+from parallax.graph.symbols.endings import Ending, leaves_all
+
+_RESULTS = ("return", "write", "outside", "call", "said")
+"""What a way may leave that ends a step: no tensors that are state."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,33 @@ class Collected:
     writes: list[Written] = field(default_factory=list)
     places: list[Site] = field(default_factory=list)
     """Where the step sets values that are not numbers of its own."""
+
+    def ending(
+        self, graph: torch.fx.Graph, before: Collection[str], notes: Sequence[str]
+    ) -> Ending | None:
+        """How the step ends, if it changes no tensors that are state after a branch.
+
+        Args:
+            graph: of the way, as it was traced.
+            before: names of its nodes before the branch.
+            notes: for the user.
+        """
+        changes_state = self.new_leaves or self.constants
+        if changes_state or any(output.kind not in _RESULTS for output in self.outputs):
+            return None
+        if not leaves_all(graph, before):
+            return None
+        return Ending(
+            graph,
+            frozenset(before),
+            tuple(self.outputs),
+            self.return_spec,
+            self.return_constants,
+            self.calls,
+            dict(self.left),
+            tuple(self.writes),
+            tuple(notes),
+        )
 
     def collect_result(self, result: Any) -> None:
         """What the step returned."""

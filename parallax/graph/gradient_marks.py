@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-from parallax.graph.recording import Recording
-from parallax.graph.replaced import replaced
-from parallax.graph.state import Leaf
-from parallax.graph.torch_internals import FakeTensorMode, gradients_through
-from parallax.graph.user_code import user_line
+from parallax.graph.common.recording import Recording
+from parallax.graph.common.replaced import replaced
+from parallax.graph.common.torch_internals import FakeTensorMode, gradients_through
+from parallax.graph.common.user_code import user_line
+from parallax.graph.objects.state import Leaf
 from parallax.ops import marks
 
 _GRAD: Any = torch._C.TensorBase.grad

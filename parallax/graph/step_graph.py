@@ -4,66 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from parallax.errors import SourceLine
-from parallax.graph.assertions import Found
-from parallax.graph.draws import Draw
-from parallax.graph.guards import ScalarGuard
-from parallax.graph.guesses import Decisions
-from parallax.graph.sites import Site, Source
-from parallax.graph.sizes import BatchSizes
-
-InputKind = Literal["state", "number", "batch", "outside", "drawn", "shard"]
-OutputKind = Literal["return", "state", "call", "said", "outside", "write"]
-
-
-@dataclass(frozen=True)
-class GraphInput:
-    """One placeholder.
-
-    A state tensor or number by leaf name, this worker's rows of a variable, part of the batch by
-    index, or a number that the step reads elsewhere, or draws.
-    """
-
-    kind: InputKind
-    name: str
-    index: int = 0
-    number: bool = False
-    """A Python number rather than a tensor."""
-
-
-@dataclass(frozen=True)
-class GraphOutput:
-    """One output: part of the return value, a new value of a state leaf, a call's argument, a value
-    in a text that is printed or logged, a number that the step leaves where it is an input, or one
-    that it sets elsewhere."""
-
-    kind: OutputKind
-    name: str = ""
-
-
-@dataclass(frozen=True)
-class HostCall:
-    """A call that the step makes on a Python object which stays on the host (a scheduler's step).
-
-    It runs before or after the graph, with graph outputs in place of captured tensors.
-    """
-
-    function: Callable[..., Any]
-    before: bool
-    spec: pytree.TreeSpec
-    constants: tuple[Any, ...]
-    """Flat arguments; those that the graph computes are ``None`` here and listed in ``outputs``."""
-    outputs: tuple[tuple[int, int], ...]
-    """(position among the flat arguments, index among the graph's outputs)."""
-
-
-Written = Callable[[Mapping[str, Any]], None]
-"""Sets what the step has set, given the outputs that are numbers for that, by name."""
+from parallax.graph.common.guards import ScalarGuard
+from parallax.graph.common.interface import GraphInput, GraphOutput, HostCall, Written
+from parallax.graph.common.sizes import BatchSizes
+from parallax.graph.objects.draws import Draw
+from parallax.graph.objects.sites import Site, Source
+from parallax.graph.symbols.assertions import Found
+from parallax.graph.symbols.guesses import Decisions
 
 
 class _Unwritten(torch.fx.GraphModule):
@@ -166,11 +119,3 @@ class StepGraph:
             if item.kind in ("state", "number")
         }
         return _Named(self.graph, self.inputs, named)
-
-
-class _Computed:
-    def __repr__(self) -> str:
-        return "<computed>"
-
-
-COMPUTED = _Computed()

@@ -12,19 +12,9 @@ from typing import Any
 
 import torch
 
-from parallax.graph.discovery import StepObjects
-from parallax.graph.foreach import without_foreach
-from parallax.graph.gradient_marks import mark_assigned, mark_backward, mark_returned
-from parallax.graph.indexing import indexing_by_symbols
-from parallax.graph.packed import packed_sequences
-from parallax.graph.recording import Call, Recording
-from parallax.graph.recurrent import whole_layers
-from parallax.graph.replaced import replaced
-from parallax.graph.scalars import symbolic_math
-from parallax.graph.scaled import scalers_recorded
-from parallax.graph.state import Leaf
-from parallax.graph.tensor_methods import data_by_copies, deep_copies
-from parallax.graph.torch_internals import (
+from parallax.graph.common.recording import Call, Recording
+from parallax.graph.common.replaced import replaced
+from parallax.graph.common.torch_internals import (
     FakeTensorMode,
     additions_of_any_size,
     products_of_any_size,
@@ -32,7 +22,17 @@ from parallax.graph.torch_internals import (
     without_failures_in_log,
     without_fused_rnn,
 )
-from parallax.graph.user_code import is_internal, user_line
+from parallax.graph.common.user_code import is_internal, user_line
+from parallax.graph.gradient_marks import mark_assigned, mark_backward, mark_returned
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.state import Leaf
+from parallax.graph.stand_ins.foreach import without_foreach
+from parallax.graph.stand_ins.packed import packed_sequences
+from parallax.graph.stand_ins.recurrent import whole_layers
+from parallax.graph.stand_ins.scaled import scalers_recorded
+from parallax.graph.stand_ins.tensor_methods import data_by_copies, deep_copies
+from parallax.graph.symbols.indexing import indexing_by_symbols
+from parallax.graph.symbols.symbolic_math import symbolic_math
 
 
 @contextlib.contextmanager
@@ -63,7 +63,7 @@ def prepared(
         stack.enter_context(_watch_clock(recording))
         stack.enter_context(without_failures_in_log())
         stack.enter_context(scalers_recorded(recording))
-        stack.enter_context(data_by_copies(tensors))
+        stack.enter_context(data_by_copies([leaf.value for leaf in tensors]))
         stack.enter_context(deep_copies())
         stack.enter_context(indexing_by_symbols())
         stack.enter_context(_random_state_as_ops())

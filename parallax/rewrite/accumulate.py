@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.operations import is_view, is_write
-from parallax.graph.products import is_written_after
-from parallax.graph.sizes import same_shape
+from parallax.graph.common.operations import is_view, is_write
+from parallax.graph.common.sizes import same_shape
+from parallax.graph.passes.products import is_written_after
 from parallax.rewrite.context import Rewriting
 
 aten: Any = torch.ops.aten

@@ -14,10 +14,11 @@ import torch
 from torch.fx import Node
 
 from parallax.errors import UnsupportedError, VariableError
-from parallax.graph.operations import is_random, is_write
-from parallax.graph.state import Leaf
-from parallax.graph.step_graph import GraphOutput, StepGraph
-from parallax.graph.user_code import line_of
+from parallax.graph.common.interface import GraphOutput
+from parallax.graph.common.operations import is_random, is_write
+from parallax.graph.common.user_code import line_of
+from parallax.graph.objects.state import Leaf
+from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
 aten: Any = torch.ops.aten

@@ -13,8 +13,8 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from parallax.graph.aliases import memory_of
-from parallax.graph.operations import must_stay, written_inputs
+from parallax.graph.common.aliases import memory_of
+from parallax.graph.common.operations import must_stay, written_inputs
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.resources import pull_bags, pull_rows
 from parallax.ops.specs import ResourceSpec, RowsSpec

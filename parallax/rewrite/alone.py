@@ -6,7 +6,7 @@ import math
 
 from torch.fx import Node
 
-from parallax.graph.sizes import sizes_of
+from parallax.graph.common.sizes import sizes_of
 from parallax.rewrite.context import Rewriting
 from parallax.rewrite.touched_rows import can_touch_only_rows
 from parallax.strategy.data import Strategy, VariableStrategy

@@ -13,7 +13,7 @@ import torch
 from torch.fx import Node
 
 from parallax.errors import UnsupportedError
-from parallax.graph.user_code import line_of
+from parallax.graph.common.user_code import line_of
 from parallax.ops.batch_norms import (
     batch_gradients,
     batch_statistics,

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from parallax.graph.layout import Component
-from parallax.graph.operations import is_write
+from parallax.graph.analysis.layout import Component
+from parallax.graph.common.operations import is_write
 from parallax.ops.factors import update_by_product
 from parallax.ops.resources import update_in_blocks
 from parallax.rewrite.context import Rewriting

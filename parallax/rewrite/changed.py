@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.aliases import memory_of, writes_to
+from parallax.graph.common.aliases import memory_of, writes_to
 from parallax.ops.resources import wait_gradients
 from parallax.rewrite.context import Rewriting
 

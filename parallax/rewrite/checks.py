@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from parallax.graph.aliases import memory_of
-from parallax.graph.assertions import enforce
-from parallax.graph.operations import written_inputs
+from parallax.graph.common.aliases import memory_of
+from parallax.graph.common.operations import written_inputs
+from parallax.graph.symbols.assertions import enforce
 from parallax.ops.checks import ChecksSpec
 from parallax.ops.factors import update_by_product
 from parallax.ops.resources import finish, leave, settle, start, update_in_blocks

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from parallax.graph.operations import is_view, is_write
-from parallax.graph.step_graph import GraphInput, StepGraph
-from parallax.graph.torch_internals import expression
-from parallax.graph.variables import Analysis
+from parallax.graph.analysis.variables import Analysis
+from parallax.graph.common.interface import GraphInput
+from parallax.graph.common.operations import is_view, is_write
+from parallax.graph.common.torch_internals import expression
+from parallax.graph.step_graph import StepGraph
 from parallax.ops.specs import ResourceSpec
 from parallax.strategy.data import Strategy, everyone
 from parallax.strategy.layout import RowLayout

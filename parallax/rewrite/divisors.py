@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.counts import Count, divides_within
-from parallax.graph.divisors import Divisor
-from parallax.graph.loss_terms import WeightedUse, losses
-from parallax.graph.operations import add_call
-from parallax.graph.totals import Batches, totals
+from parallax.graph.analysis.counts import Count, divides_within
+from parallax.graph.analysis.divisors import Divisor
+from parallax.graph.analysis.loss_terms import WeightedUse, losses
+from parallax.graph.analysis.totals import Batches, totals
+from parallax.graph.common.operations import add_call
 from parallax.ops.resources import finish, start
 from parallax.ops.totals import TotalsSpec
 from parallax.rewrite.context import Pass, Rewriting

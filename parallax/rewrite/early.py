@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch.fx import Node
 
-from parallax.graph.aliases import memory_of
-from parallax.graph.compute import computes_much
-from parallax.graph.operations import ancestors, must_stay, written_inputs
+from parallax.graph.analysis.compute import computes_much
+from parallax.graph.common.aliases import memory_of
+from parallax.graph.common.operations import ancestors, must_stay, written_inputs
 from parallax.rewrite.context import Rewriting
 
 

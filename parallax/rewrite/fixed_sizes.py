@@ -13,9 +13,9 @@ import torch
 from torch.fx import Node
 from torch.fx.node import map_arg
 
-from parallax.graph.cleanup import remove_dead
+from parallax.graph.common.torch_internals import FakeTensorMode, evaluate
+from parallax.graph.passes.cleanup import remove_dead
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.torch_internals import FakeTensorMode, evaluate
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from parallax.graph.aliases import memory_of
-from parallax.graph.cleanup import is_effect, remove_dead
-from parallax.graph.operations import is_random, is_view, is_write, written_inputs
-from parallax.graph.step_graph import GraphInput
+from parallax.graph.common.aliases import memory_of
+from parallax.graph.common.interface import GraphInput
+from parallax.graph.common.operations import is_random, is_view, is_write, written_inputs
+from parallax.graph.passes.cleanup import is_effect, remove_dead
 from parallax.ops.checks import ChecksSpec
 from parallax.ops.resources import (
     leave,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.cleanup import remove_dead
-from parallax.graph.variables import Analysis
+from parallax.graph.analysis.variables import Analysis
+from parallax.graph.passes.cleanup import remove_dead
 from parallax.ops import marks
 from parallax.ops.resources import coalesce
 from parallax.rewrite.accumulate import sum_in_place

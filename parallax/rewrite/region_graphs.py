@@ -11,8 +11,8 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.graph import CodeGen
 from torch.fx.node import map_arg
 
-from parallax.graph.aliases import base_of
-from parallax.graph.operations import returned_input, written_inputs
+from parallax.graph.common.aliases import base_of
+from parallax.graph.common.operations import returned_input, written_inputs
 from parallax.ops.kernels import OPERATIONS
 from parallax.ops.specs import ResourceSpec
 from parallax.rewrite.tensor_numbers import (

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from parallax.graph.aliases import base_of
-from parallax.graph.cleanup import is_effect
-from parallax.graph.operations import is_random, is_view, returned_input, written_inputs
+from parallax.graph.common.aliases import base_of
+from parallax.graph.common.operations import is_random, is_view, returned_input, written_inputs
+from parallax.graph.passes.cleanup import is_effect
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 from parallax.ops.kernels import OPERATIONS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from parallax.graph.lookups import WRAPPING, lookup_of
+from parallax.graph.analysis.lookups import WRAPPING, lookup_of
 from parallax.ops.resources import checked_ids
 from parallax.ops.specs import BagsSpec, BucketsSpec, MessageSpec, RowIdsSpec, RowsSpec
 from parallax.rewrite.context import Rewriting

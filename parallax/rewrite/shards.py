@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.layout import Component, Reduction
-from parallax.graph.operations import is_write
+from parallax.graph.analysis.layout import Component, Reduction
+from parallax.graph.common.operations import is_write
 from parallax.ops.resources import combine, partial_reduction, pull_values
 from parallax.ops.specs import CombineSpec, PullSpec, ReductionSpec
 from parallax.rewrite.context import Rewriting

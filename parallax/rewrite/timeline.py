@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.compute import computes_much, efforts
-from parallax.graph.operations import is_view
-from parallax.graph.sizes import sizes_of
+from parallax.graph.analysis.compute import computes_much, efforts
+from parallax.graph.analysis.variables import Variable
+from parallax.graph.common.operations import is_view
+from parallax.graph.common.sizes import sizes_of
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.variables import Variable
 from parallax.ops import resources as ops
 from parallax.ops.factors import FactorsSpec, update_by_product
 from parallax.ops.specs import ResourceSpec, RowsSpec, TableSpec

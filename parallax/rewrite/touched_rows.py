@@ -22,8 +22,8 @@ from typing import Any, Literal
 import torch
 from torch.fx import Node
 
-from parallax.graph.layout import Component, Reduction
-from parallax.graph.operations import is_write
+from parallax.graph.analysis.layout import Component, Reduction
+from parallax.graph.common.operations import is_write
 from parallax.ops.resources import spread_rows
 from parallax.rewrite.context import Rewriting
 

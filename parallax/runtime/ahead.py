@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.errors import BatchError
-from parallax.graph.containers import flatten
+from parallax.graph.objects.containers import flatten
 from parallax.runtime.comm.control import Step
 from parallax.runtime.comm.weighing import Weighing
 from parallax.runtime.comm.world import World

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from parallax.cluster.network import Network
 from parallax.config import Config
 from parallax.errors import StrategyError
-from parallax.graph.checks import check_unchanged
-from parallax.graph.discovery import StepObjects
-from parallax.graph.state import Leaf, aliases
-from parallax.graph.variables import Analysis, Variable
+from parallax.graph.analysis.variables import Analysis, Variable
+from parallax.graph.objects.checks import check_unchanged
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.state import Leaf, aliases
 from parallax.runtime.chief import strategy_of_chief
 from parallax.runtime.comm.world import World
 from parallax.runtime.predictions.forecast import Forecast

@@ -9,7 +9,7 @@ import types
 import torch
 
 from parallax.errors import BatchError, ParallaxError, StepError
-from parallax.graph.user_code import line_of
+from parallax.graph.common.user_code import line_of
 
 _GENERATED = "<eval_with_key>"
 _ASSIGNED = re.compile(r"\s*(\w+)(?:: [^=]+)? = ")

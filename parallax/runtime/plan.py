@@ -11,8 +11,8 @@ from rich.table import Table
 
 from parallax.cluster.network import Network
 from parallax.errors import ConfigError
+from parallax.graph.analysis.variables import Variable
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.variables import Variable
 from parallax.runtime.exchange.bags import BagExchange
 from parallax.runtime.exchange.rows import RowExchange
 from parallax.runtime.exchange.rows_by_host import HostRowExchange

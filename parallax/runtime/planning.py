@@ -20,7 +20,7 @@ from parallax.cluster.network import Network
 from parallax.cluster.planned import PlannedCluster
 from parallax.config import Config
 from parallax.errors import LaunchError
-from parallax.graph.discovery import StepObjects
+from parallax.graph.objects.discovery import StepObjects
 from parallax.runtime.comm.weighing import number_of_rows
 from parallax.runtime.comm.world import World
 from parallax.runtime.plan import Plan

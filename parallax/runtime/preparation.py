@@ -14,21 +14,21 @@ from torch.utils import _pytree as pytree
 
 from parallax.config import Config
 from parallax.errors import ModelError, StrategyError
-from parallax.graph.bent_gradients import note_bent_gradients
+from parallax.graph.analysis.bent_gradients import note_bent_gradients
+from parallax.graph.analysis.divisors import divides_by_constants
+from parallax.graph.analysis.sums import note_sums
+from parallax.graph.analysis.totals import Batches
+from parallax.graph.analysis.variables import Analysis, analyze
 from parallax.graph.capture import capture
-from parallax.graph.checks import check_batch, check_not_dealt
-from parallax.graph.discovery import StepObjects
-from parallax.graph.divisors import divides_by_constants
-from parallax.graph.draws import Streams
-from parallax.graph.inner_gradients import note_inner_gradients
-from parallax.graph.outside import NO_NUMBERS, Numbers
-from parallax.graph.sizes import Place
-from parallax.graph.state import aliases
+from parallax.graph.common.sizes import Place
+from parallax.graph.objects.checks import check_batch, check_not_dealt
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.draws import Streams
+from parallax.graph.objects.outside import NO_NUMBERS, Numbers
+from parallax.graph.objects.state import aliases
+from parallax.graph.passes.inner_gradients import note_inner_gradients
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.sums import note_sums
 from parallax.graph.surroundings import any_number_of_rows
-from parallax.graph.totals import Batches
-from parallax.graph.variables import Analysis, analyze
 from parallax.rewrite.agreement import check_agreement
 from parallax.rewrite.context import WorkerGraph
 from parallax.rewrite.late import defer_updates

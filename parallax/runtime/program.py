@@ -10,11 +10,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.errors import ParallaxError
-from parallax.graph.assertions import LeftOutError
-from parallax.graph.draws import drawn
-from parallax.graph.endings import Ending
-from parallax.graph.guesses import WrongGuessError, wrong_guess
-from parallax.graph.step_graph import COMPUTED, HostCall, StepGraph
+from parallax.graph.common.interface import COMPUTED, HostCall
+from parallax.graph.objects.draws import drawn
+from parallax.graph.step_graph import StepGraph
+from parallax.graph.symbols.assertions import LeftOutError
+from parallax.graph.symbols.endings import Ending
+from parallax.graph.symbols.guesses import WrongGuessError, wrong_guess
 from parallax.ops.specs import LateSpec, ResourceSpec
 from parallax.rewrite.ahead import IdsGraph, ids_graph
 from parallax.rewrite.fixed_sizes import with_sizes

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallax.graph.guesses import Branch, Guesses
-from parallax.graph.sizes import Place, Shapes, varying
+from parallax.graph.common.sizes import Place, Shapes, varying
+from parallax.graph.symbols.guesses import Branch, Guesses
 from parallax.runtime.program import Program
 from parallax.runtime.signature import Signature, shapes_in, without_shapes
 

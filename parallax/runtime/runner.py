@@ -11,12 +11,12 @@ from typing import Any
 
 from parallax.config import Config
 from parallax.errors import BatchError, CheckError, ConfigError, ParallaxError, StepError
-from parallax.graph.checks import check_state
-from parallax.graph.default_device import on_processor
-from parallax.graph.discovery import StepObjects
-from parallax.graph.guesses import WrongGuessError
-from parallax.graph.unread import unread_in
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
+from parallax.graph.objects.checks import check_state
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.stand_ins.default_device import on_processor
+from parallax.graph.stand_ins.unread import unread_in
+from parallax.graph.symbols.guesses import WrongGuessError
 from parallax.runtime.ahead import Course
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.world import World

@@ -6,7 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from parallax.graph.sizes import BatchSizes
+from parallax.graph.common.sizes import BatchSizes
 
 OFTEN = 3
 """Batches of a shape after which it has a form of its own: making one takes as long as many steps.

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from parallax.errors import BatchError
-from parallax.graph.containers import flatten
-from parallax.graph.discovery import StepObjects
-from parallax.graph.outside import DIFFERENT, Numbers, OutsideValues
-from parallax.graph.sizes import Shapes
+from parallax.graph.common.sizes import Shapes
+from parallax.graph.objects.containers import flatten
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.outside import DIFFERENT, Numbers, OutsideValues
+from parallax.graph.stand_ins.unread import Texts, Unread
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.unread import Texts, Unread
 
 logger = logging.getLogger("parallax")
 

@@ -23,14 +23,20 @@ from torch.nn import SyncBatchNorm
 
 from parallax.config import Config
 from parallax.errors import BatchError, DisagreementError
-from parallax.graph.access import measure
-from parallax.graph.checks import batch_norms
-from parallax.graph.discovery import StepObjects
-from parallax.graph.divisors import leaves_out_labels
-from parallax.graph.draws import Streams
-from parallax.graph.state import Leaf
-from parallax.graph.totals import Batches, means_left_alone, means_of_items, sums_by_inputs, totals
-from parallax.graph.variables import Analysis
+from parallax.graph.analysis.access import measure
+from parallax.graph.analysis.divisors import leaves_out_labels
+from parallax.graph.analysis.totals import (
+    Batches,
+    means_left_alone,
+    means_of_items,
+    sums_by_inputs,
+    totals,
+)
+from parallax.graph.analysis.variables import Analysis
+from parallax.graph.objects.checks import batch_norms
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.draws import Streams
+from parallax.graph.objects.state import Leaf
 from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import Pass
 from parallax.rewrite.divisors import dividing_by_all

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from parallax.graph.variables import Analysis, Variable
+from parallax.graph.analysis.variables import Analysis, Variable
 from parallax.strategy.builders import (
     ClusterFacts,
     GraphFacts,

@@ -44,7 +44,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from parallax.cluster.network import Network
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.data import HierarchyName, VariableStrategy
 from parallax.strategy.encoders import encoder_of
 from parallax.strategy.registry import MessageKind, facts

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from parallax.errors import StrategyError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 
 SCHEMA_VERSION = 2
 

@@ -23,7 +23,7 @@ from typing import ClassVar, TypeVar
 import torch
 
 from parallax.errors import StrategyError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.data import VariableStrategy
 from parallax.strategy.registry import Synchronizer
 

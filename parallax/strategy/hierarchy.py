@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from parallax.cluster.network import Network
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.cost import messages_of_step
 from parallax.strategy.data import HierarchyName, Strategy, VariableStrategy, everyone
 from parallax.strategy.encoders import encodes_by_host

@@ -19,9 +19,9 @@ import msgspec
 from torch.fx import Node
 
 from parallax.cluster.network import Network
-from parallax.graph.aliases import known_after, memory_of
-from parallax.graph.operations import is_view, is_write
-from parallax.graph.variables import Analysis
+from parallax.graph.analysis.variables import Analysis
+from parallax.graph.common.aliases import known_after, memory_of
+from parallax.graph.common.operations import is_view, is_write
 from parallax.strategy.cost import message_seconds
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.registry import facts

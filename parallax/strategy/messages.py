@@ -15,9 +15,9 @@ import msgspec
 import torch
 from torch.fx import Node
 
-from parallax.graph.aliases import known_after
-from parallax.graph.compute import split_by_compute, work_between
-from parallax.graph.variables import Analysis, Variable
+from parallax.graph.analysis.compute import split_by_compute, work_between
+from parallax.graph.analysis.variables import Analysis, Variable
+from parallax.graph.common.aliases import known_after
 from parallax.strategy.cost import factor_bytes
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.message_sizes import MessageSizes

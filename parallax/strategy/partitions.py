@@ -17,7 +17,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from parallax.errors import ConfigError
-from parallax.graph.state import Leaf
+from parallax.graph.objects.state import Leaf
 from parallax.strategy.data import Strategy, VariableStrategy
 
 __all__ = ["PartitionSearch", "Partitioner", "fit", "get_partitioner", "partitioned", "wanted"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from parallax.errors import StrategyError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.data import PartitionName, ReductionName, VariableStrategy
 
 MessageKind = Literal["ids", "rows", "gathered", "summed", "owned", "factors", "words"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from parallax.cluster.network import Network
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.data import Strategy
 from parallax.strategy.message_sizes import MessageSizes
 from parallax.strategy.registry import names_where

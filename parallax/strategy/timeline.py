@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from parallax.cluster.network import Network
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.cost import in_ring, message_seconds, seconds_at_owners
 from parallax.strategy.data import Strategy, VariableStrategy
 from parallax.strategy.registry import MessageKind, facts

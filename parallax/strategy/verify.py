@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from parallax.errors import StrategyError, UnsupportedError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.data import Strategy, VariableStrategy, described, everyone, fingerprint
 from parallax.strategy.encoders import encoder_problems
 from parallax.strategy.registry import (

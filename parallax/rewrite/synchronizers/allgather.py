@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.rewrite.synchronizers.row_exchange import synchronize_rows
 from parallax.rewrite.timeline import ASKING, RECEIVING, SENDING
 from parallax.strategy.cost import sent_row_bytes, touched_rows

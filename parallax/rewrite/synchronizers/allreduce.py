@@ -5,7 +5,7 @@ In two levels the workers of each host sum first, and then those with the same p
 
 from __future__ import annotations
 
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.ops.reductions import remote_share
 from parallax.rewrite.synchronizers.dense import synchronize_dense
 from parallax.strategy.cost import gradient_bytes, summed_bytes

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.lookups import Lookup, bag_of
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.lookups import Lookup, bag_of
+from parallax.graph.analysis.variables import Variable
 from parallax.ops.resources import pull_bags, pulled_bags, push_bags, receive_bags
 from parallax.ops.specs import BagFeature, BagsSpec
 from parallax.rewrite.context import Rewriting

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.rewrite.synchronizers.dense import synchronize_dense
 from parallax.strategy.cost import summed_bytes
 from parallax.strategy.data import VariableStrategy

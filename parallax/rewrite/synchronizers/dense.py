@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.aliases import known_after
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
+from parallax.graph.common.aliases import known_after
 from parallax.ops.reductions import remote_share
 from parallax.ops.resources import put_gradient, wait_gradients
 from parallax.ops.specs import BucketEntry, BucketsSpec

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.aliases import base_of, writes_to
-from parallax.graph.compute import computes_much
-from parallax.graph.factors import Product, products_of
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.compute import computes_much
+from parallax.graph.analysis.factors import Product, products_of
+from parallax.graph.analysis.variables import Variable
+from parallax.graph.common.aliases import base_of, writes_to
 from parallax.ops.factors import SIZES, WHOLE, WORDS, FactorEntry, FactorsSpec, shapes_of_factors
 from parallax.ops.resources import finish, start
 from parallax.rewrite.blocks import can_multiply_in_blocks

@@ -5,7 +5,7 @@ Every worker sends both factors of a gradient to all, and each multiplies the st
 
 from __future__ import annotations
 
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.rewrite.synchronizers.factor_exchange import all_products, synchronize_factors
 from parallax.strategy.cost import factor_bytes
 from parallax.strategy.data import VariableStrategy

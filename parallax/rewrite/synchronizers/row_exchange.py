@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.lookups import (
+from parallax.graph.analysis.lookups import (
     Lookup,
     gradient_ids,
     resize_zeros,
@@ -16,7 +16,7 @@ from parallax.graph.lookups import (
     set_gradient_ids,
     with_rows,
 )
-from parallax.graph.variables import is_empty, origin
+from parallax.graph.analysis.variables import is_empty, origin
 from parallax.ops.resources import pull_rows, pulled_rows, push_rows, receive_rows, unique_rows
 from parallax.ops.specs import RowsSpec
 from parallax.rewrite.context import Rewriting

@@ -6,7 +6,7 @@ With several workers on each host, rows and gradients may be merged inside a hos
 
 from __future__ import annotations
 
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.rewrite.synchronizers.row_exchange import synchronize_rows
 from parallax.rewrite.timeline import ASKING, RECEIVING, SENDING, SERVING
 from parallax.strategy.cost import (

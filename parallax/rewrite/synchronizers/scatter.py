@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.ops.resources import finish, start
 from parallax.ops.values import GatherSpec
 from parallax.rewrite.context import Rewriting

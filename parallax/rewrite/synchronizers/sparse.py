@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.lookups import Lookup, padding_id
+from parallax.graph.analysis.lookups import Lookup, padding_id
 from parallax.ops.specs import TableSpec
 from parallax.rewrite.blocks import can_update_in_blocks
 from parallax.rewrite.context import Rewriting

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from parallax.graph.sums import first_sizes
+from parallax.graph.analysis.sums import first_sizes
 from parallax.runtime.comm.control import Step
 from parallax.runtime.comm.world import World
 

@@ -24,9 +24,9 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from parallax.graph.aliases import base_of, writes_to
-from parallax.graph.operations import is_view, written_inputs
-from parallax.graph.sizes import sizes_of
+from parallax.graph.common.aliases import base_of, writes_to
+from parallax.graph.common.operations import is_view, written_inputs
+from parallax.graph.common.sizes import sizes_of
 from parallax.runtime.compute.timing import best_of, is_plain
 
 aten: Any = torch.ops.aten

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.factors import ConvolutionProduct
+from parallax.graph.analysis.factors import ConvolutionProduct
 from parallax.ops.patches import weight_gradient
 from parallax.runtime.compute.images import Convolution, convolution_of
 from parallax.runtime.compute.products import has_onednn

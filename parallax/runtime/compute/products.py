@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.sizes import same_shape, size_of, sizes_of
+from parallax.graph.common.sizes import same_shape, size_of, sizes_of
 from parallax.ops import steps
 from parallax.ops.gru import GRU, GRU_BACKWARD
 from parallax.ops.kernels import onednn_product

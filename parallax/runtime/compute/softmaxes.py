@@ -1,7 +1,7 @@
 """Let a cross entropy over many classes write its softmax where the scores lie.
 
-Capture has written its gradient as ``c (softmax - onehot)`` (:mod:`parallax.graph.losses`). The
-logarithms of the softmax are then needed for one number a row, and for the softmax itself. If
+Capture has written its gradient as ``c (softmax - onehot)`` (:mod:`parallax.graph.passes.losses`).
+The logarithms of the softmax are then needed for one number a row, and for the softmax itself. If
 nobody reads the scores later, :mod:`parallax.ops.softmax` makes both in one pass over memory.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.aliases import base_of, uses_of
-from parallax.graph.operations import add_call, is_view, is_write
+from parallax.graph.common.aliases import base_of, uses_of
+from parallax.graph.common.operations import add_call, is_view, is_write
 from parallax.ops.softmax import WRITE_SOFTMAX
 
 aten: Any = torch.ops.aten

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from parallax.graph.sizes import sizes_of
+from parallax.graph.common.sizes import sizes_of
 
 CLEARLY = 0.9
 """What part of the time the other may take to be chosen: choices must not follow noise."""

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.aliases import memory_of, tensor_of
-from parallax.graph.sizes import sizes_of
+from parallax.graph.common.aliases import memory_of, tensor_of
+from parallax.graph.common.sizes import sizes_of
 from parallax.ops.updates import ADAM, SGD
 
 aten: Any = torch.ops.aten

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.aliases import memory_of, tensor_of
-from parallax.graph.cleanup import is_effect, remove_dead
+from parallax.graph.common.aliases import memory_of, tensor_of
+from parallax.graph.passes.cleanup import is_effect, remove_dead
 from parallax.ops.updates import SGD
 from parallax.runtime.compute.update_chains import Chain, find_chains
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from parallax.graph.assertions import Found
+from parallax.graph.symbols.assertions import Found
 from parallax.ops.checks import ChecksSpec
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.pending import Pending

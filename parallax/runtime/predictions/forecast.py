@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from parallax.cluster.network import Network
-from parallax.graph.state import Leaf
-from parallax.graph.variables import Analysis, analyze
+from parallax.graph.analysis.variables import Analysis, analyze
+from parallax.graph.objects.state import Leaf
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import timeline
 from parallax.strategy.data import Strategy

@@ -10,8 +10,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.errors import CheckpointError
-from parallax.graph.discovery import StepObjects
-from parallax.graph.state import Leaf
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.state import Leaf
 from parallax.runtime.comm.world import World
 from parallax.runtime.encoded.pool import STATE as ENCODERS_STATE
 from parallax.runtime.encoded.pool import EncodedBuckets

@@ -17,8 +17,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parallax.errors import UnsupportedError
-from parallax.graph.discovery import StepObjects
-from parallax.graph.state import Leaf
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.state import Leaf
 from parallax.strategy.layout import RowLayout
 
 BLOCK_ROWS = 8192

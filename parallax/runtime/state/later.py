@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from parallax.graph.discovery import StepObjects
-from parallax.graph.holders import is_container
-from parallax.graph.paths import Key, dotted, get_at, put_at, top, tuple_like
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.holders import is_container
+from parallax.graph.objects.paths import Key, dotted, get_at, put_at, top, tuple_like
 from parallax.runtime.state.state_table import StateTable
 
 _CONTAINERS = (dict, list, tuple)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.runtime.comm.world import World
 from parallax.runtime.state.state_table import StateTable
 from parallax.strategy.data import Strategy

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 
 from parallax.errors import CheckpointError
-from parallax.graph.checks import mark_dealt
-from parallax.graph.discovery import StepObjects
-from parallax.graph.state import Leaf, leaves
+from parallax.graph.common.torch_internals import replace_tensor
+from parallax.graph.objects.checks import mark_dealt
+from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.state import Leaf, leaves
 from parallax.graph.step_graph import StepGraph
-from parallax.graph.torch_internals import replace_tensor
 from parallax.runtime.state.deferral import deferred_device, initial_rows, initial_whole
 from parallax.strategy.layout import RowLayout
 

@@ -6,6 +6,7 @@ import difflib
 from importlib.metadata import EntryPoint, entry_points
 
 from parallax.errors import ConfigError
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.builders.all_reduce import AllReduce, Replicated
 from parallax.strategy.builders.auto import Auto
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
@@ -30,6 +31,7 @@ __all__ = [
     "Encoded",
     "GraphFacts",
     "StrategyBuilder",
+    "Variable",
     "builder_names",
     "canonical_name",
     "described_builders",

@@ -12,7 +12,7 @@ import msgspec
 import torch
 
 from parallax.cluster.network import Network
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.builders import common
 from parallax.strategy.builders.all_reduce import Replicated
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder

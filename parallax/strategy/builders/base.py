@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from parallax.cluster.network import Network
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.data import Strategy, VariableStrategy, described, everyone, fingerprint
 from parallax.strategy.timeline import Speed, StepTime
 

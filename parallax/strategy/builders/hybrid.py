@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.builders import common
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
 from parallax.strategy.cost import bytes_per_step

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from parallax.errors import ConfigError
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.builders import common
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
 from parallax.strategy.data import Strategy, VariableStrategy

@@ -7,7 +7,7 @@ import random
 
 import msgspec
 
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.builders import common
 from parallax.strategy.builders.base import ClusterFacts, GraphFacts, StrategyBuilder
 from parallax.strategy.builders.parameter_server import OwnerBuilder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallax.graph.variables import Variable
+from parallax.graph.analysis.variables import Variable
 from parallax.strategy.builders import common
 from parallax.strategy.builders.base import ClusterFacts
 from parallax.strategy.builders.parameter_server import OwnerBuilder

@@ -1,0 +1,174 @@
+"""What of a captured step follows from the batch, element by element."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.analysis.loss_terms import REDUCTIONS, SIZES, from_batch
+from parallax.graph.common.operations import is_random, is_view
+from parallax.graph.common.sizes import same_shape
+from parallax.graph.step_graph import StepGraph
+
+aten: Any = torch.ops.aten
+
+_ALIKE = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten._unsafe_view.default,
+    aten.index.Tensor,
+    aten.gather.default,
+    aten.masked_select.default,
+    aten.constant_pad_nd.default,
+    aten.cat.default,
+    aten.stack.default,
+    aten.sum.dim_IntList,
+}
+"""Operations, beside pointwise ones and views, that have some of their inputs' elements."""
+_ALIGNED = {aten._ctc_loss.default, aten._ctc_loss.Tensor, aten._cudnn_ctc_loss.Tensor}
+_SOFTMAX = {aten._log_softmax.default, aten._softmax.default}
+_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+
+
+class BatchElements:
+    """Where the elements of tensors come from.
+
+    Args:
+        step: as it was captured.
+        parameters: the placeholders of all parameters, and of what the step changes.
+        by_item: tell apart what belongs to one item of the batch.
+    """
+
+    def __init__(self, step: StepGraph, parameters: Collection[Node], by_item: bool = True) -> None:
+        self.batch = from_batch(step)
+        """What follows from the batch, and maybe from parameters as well."""
+        inputs = zip(step.own_placeholders(), step.inputs, strict=True)
+        given = [node.meta.get("val") for node, item in inputs if item.kind == "batch"]
+        self._given = [value for value in given if isinstance(value, torch.Tensor) and value.dim()]
+        self._by_item = by_item
+        self._drawn: set[Node] = set()
+        self._other = set(parameters)
+        for node in step.graph.nodes:
+            if node.target in SIZES:
+                continue
+            if is_random(node) or any(one in self._drawn for one in node.all_input_nodes):
+                self._drawn.add(node)
+            if node in self._drawn or any(one in self._other for one in node.all_input_nodes):
+                self._other.add(node)
+
+    def is_of_other(self, node: Any) -> bool:
+        """Whether a node follows from parameters or random numbers."""
+        return node in self._other
+
+    def is_weight(self, node: Node) -> bool:
+        """Whether terms of a loss may be multiplied by a number: it does not follow from
+        parameters, or from these and nothing of the batch, and is one on all workers then."""
+        return node not in self._other or (node not in self.batch and node not in self._drawn)
+
+    def is_of_batch(self, node: Any) -> bool:
+        """Whether a node follows from the batch and from nothing that changes."""
+        return isinstance(node, Node) and node in self.batch and node not in self._other
+
+    def adds_up(self, node: Node) -> bool:
+        """Whether each element of a tensor follows from the same place of the batch alone, so that
+        sums over workers' batches are the sum over all of them in one."""
+        return not self.is_of_item(node) and all(
+            one.op == "placeholder" or one not in self.batch or _is_alike(one)
+            for one in elements(node)
+        )
+
+    def is_of_item(self, node: Any) -> bool:
+        """Whether a tensor has elements of one item of the batch, such as an image: what is taken
+        by its place along the first dimension. A number of these says nothing of other workers'
+        items, and a mean over them counts as much as that of any other item."""
+        return self._by_item and any(self._takes_item(one, node) for one in elements(node))
+
+    def takes_row(self, node: Node) -> bool:
+        """Whether a tensor is one row of a tensor that has the rows of the batch, or a group of
+        these."""
+        source, place = _taken(node)
+        if source is None or place != 0:
+            return False
+        return self._are_rows(source.meta["val"].shape[0]) or self._are_groups(source)
+
+    def _takes_item(self, node: Node, whole: Node) -> bool:
+        if self.takes_row(node):
+            return True
+        source, place = _taken(node)
+        if source is None or place != 0:
+            return False
+        count = source.meta["val"].shape[0]
+        # Or the batch has a list of tensors, one for each item.
+        return any(
+            one in self.batch and self._is_of_list(one, count)
+            for one in elements(whole)
+            if one.op == "placeholder"
+        )
+
+    def _are_rows(self, count: Any) -> bool:
+        return all(same_shape(value.shape[:1], (count,)) for value in self._given)
+
+    def _are_groups(self, node: Node) -> bool:
+        """Whether a view puts the rows of a batch into groups."""
+        shape: Any = node.meta["val"].shape
+        return node.target in _VIEWS and len(shape) > 1 and self._are_rows(shape[0] * shape[1])
+
+    def _is_of_list(self, node: Node, count: int | torch.SymInt) -> bool:
+        own: Any = node.meta["val"]
+        alike = [
+            value
+            for value in self._given
+            if value.dtype is own.dtype and same_shape(value.shape[1:], own.shape[1:])
+        ]
+        return isinstance(count, int) and len(alike) >= count > 1
+
+
+def elements(node: Any) -> Iterator[Node]:
+    """What the elements of a tensor follow from, each from those in the same place."""
+    seen: set[Node] = set()
+    queue = [node]
+    while queue:
+        one = queue.pop()
+        if not isinstance(one, Node) or one in seen or _is_size(one):
+            continue
+        seen.add(one)
+        yield one
+        if _is_alike(one):
+            queue += one.all_input_nodes
+        elif one.target in REDUCTIONS:  # not reduced: an element for each label
+            queue += one.args[:2]
+        elif one.target in _SOFTMAX and one.args[1] != 0:  # each row from its own
+            queue += one.args[:1]
+        elif one.target in _ALIGNED:  # nor this: an element for each row of labels and of lengths
+            queue += one.args[1:4]
+
+
+def _taken(node: Node) -> tuple[Node | None, int]:
+    """Of what takes one place of a dimension: from which tensor, and which dimension."""
+    arguments: Any = node.args
+    if node.target is operator.getitem:
+        node, arguments = arguments[0], arguments[0].args
+        if node.target is not aten.unbind.int:
+            return None, 0
+    elif node.target is not aten.select.int:
+        return None, 0
+    return arguments[0], arguments[1] if len(arguments) > 1 else 0
+
+
+def _is_size(node: Node) -> bool:
+    """Whether a node is a number of Python's, as the sizes of views are."""
+    return not isinstance(node.meta.get("val"), torch.Tensor | tuple | list)
+
+
+def _is_alike(node: Node) -> bool:
+    if node.target is operator.getitem:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in node.target.tags or node.target in _ALIKE or is_view(node)

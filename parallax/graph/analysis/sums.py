@@ -1,0 +1,90 @@
+"""Losses that are sums over the batch, of which an average over workers is another number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.errors import SourceLine
+from parallax.graph.analysis.batch_elements import elements
+from parallax.graph.analysis.loss_terms import REDUCTIONS, SUM, from_batch, losses, terms
+from parallax.graph.common.operations import has_one_element
+from parallax.graph.common.user_code import line_of
+from parallax.graph.step_graph import StepGraph
+
+aten: Any = torch.ops.aten
+
+_LEAST_SHARE = 0.1
+"""Factors below it may be one over the number of rows."""
+
+
+def note_sums(step: StepGraph, batch: Sequence[Any]) -> None:
+    """Note a loss that adds up the rows of the batch, where gradients are averaged over workers.
+
+    Args:
+        step: a step that is captured for one size of batch.
+        batch: flat. Where its tensors have several first sizes (values and offsets of bags), each
+            may be that of what a loss adds up.
+    """
+    if (where := _sum_over_batch(step, first_sizes(batch) - {0, 1})) is not None:
+        step.notes.append(
+            "the loss is a sum over the batch, and gradients are averaged over workers: the sum "
+            "over all their batches, as on one device, needs Config(average_dense=False, "
+            f"average_sparse=False) ({where})"
+        )
+
+
+def first_sizes(batch: Iterable[Any]) -> set[int]:
+    """Those of the tensors of a flat batch."""
+    return {item.shape[0] for item in batch if isinstance(item, torch.Tensor) and item.dim()}
+
+
+def _sum_over_batch(step: StepGraph, sizes: Collection[int]) -> SourceLine | None:
+    def is_no_mean(factor: float | Node, _: Node) -> bool:
+        if isinstance(factor, Node):
+            return False
+        return abs(factor) >= _LEAST_SHARE and all(abs(factor) * rows != 1 for rows in sizes)
+
+    batch = from_batch(step)
+    for loss, _ in losses(step.graph):
+        for term, _ in terms(loss, is_no_mean):
+            if term in batch and _adds_up(term, sizes):
+                return line_of(term)
+    return None
+
+
+def _adds_up(node: Node, sizes: Collection[int]) -> bool:
+    """Whether a number is a sum over tensors that have the rows of the batch."""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, Node):
+        return False
+    if source.target in REDUCTIONS:  # a function of several results, of which this is one
+        node, source = source, source.args[0]
+    place = REDUCTIONS.get(node.target)
+    if place is not None:
+        is_sum = len(node.args) > place and bool(node.args[place] == SUM)
+        # Of sequences, one for each item.
+        return is_sum and any(_length(source) % rows == 0 for rows in sizes)
+    if node.target not in (aten.sum.default, aten.sum.dim_IntList) or _is_divided(source):
+        return False
+    return _length(source) in sizes and not any(map(_puts_numbers_together, elements(source)))
+
+
+def _puts_numbers_together(node: Node) -> bool:
+    """Whether a node makes a list of numbers, as of the losses of several tasks."""
+    several: Any = node.args[0] if node.target is aten.stack.default else ()
+    return any(map(has_one_element, several))
+
+
+def _is_divided(source: Any) -> bool:
+    """Whether elements are divided by a number that is computed."""
+    by = source.args[1] if getattr(source, "target", None) is aten.div.Tensor else None
+    return isinstance(by, Node) and _length(by) == 1
+
+
+def _length(source: Any) -> int:
+    value = source.meta.get("val") if isinstance(source, Node) else None
+    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else 1

@@ -1,0 +1,98 @@
+"""What a step asks of the batches of all workers together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from parallax.errors import SourceLine
+from parallax.graph.analysis.batch_elements import BatchElements
+from parallax.graph.analysis.counts import Count, counts, selections_of_others
+from parallax.graph.analysis.divisors import (
+    Divisor,
+    divided_by_inputs,
+    divisors,
+    is_plain,
+    parts_of_others,
+)
+from parallax.graph.common.aliases import memory_of
+from parallax.graph.common.operations import written_inputs
+from parallax.graph.common.user_code import line_of
+from parallax.graph.step_graph import StepGraph
+
+
+@dataclass(frozen=True)
+class Batches:
+    """What all workers know of their batches.
+
+    Args:
+        by_rows: they count by their rows in a mean; else all that are not empty count alike.
+        leave_out: some have labels that losses leave out by default.
+        total: the steps of all workers send totals, since those of some need them: an empty batch
+            does not tell.
+        decide: Python of some worker's step decides by their values.
+    """
+
+    by_rows: bool = True
+    leave_out: bool = False
+    total: bool = False
+    decide: bool = False
+
+
+def totals(step: StepGraph, variables: Collection[str], batches: Batches) -> list[Divisor | Count]:
+    """What the losses of a step divide by, and workers have to add up.
+
+    Args:
+        step: as it was captured.
+        variables: the names of those that it trains.
+        batches: of all workers.
+    """
+    return _totals(step, BatchElements(step, _changing(step, variables)), batches)
+
+
+def _totals(step: StepGraph, of_batch: BatchElements, batches: Batches) -> list[Divisor | Count]:
+    plain = batches.leave_out or not batches.by_rows
+    sums = [one for one in divisors(step, of_batch) if plain or not is_plain(one)]
+    return [*sums, *counts(step, of_batch, batches.by_rows)]
+
+
+def means_left_alone(
+    step: StepGraph, variables: Collection[str], batches: Batches
+) -> SourceLine | None:
+    """Where a mean over some of the batch stays this worker's own, since a loss is no sum of it."""
+    of_batch = BatchElements(step, _changing(step, variables))
+    terms = {node for one in _totals(step, of_batch, batches) for node in one.terms}
+    known = terms.union(*(node.all_input_nodes for node in terms))  # a sum of quotients
+    left = set(parts_of_others(step, of_batch, batches.leave_out))
+    left.update(selections_of_others(step, of_batch, batches.by_rows))
+    return next((line_of(node) for node in step.graph.nodes if node in left - known), None)
+
+
+def sums_by_inputs(step: StepGraph, variables: Collection[str]) -> SourceLine | None:
+    """Where a loss divides a sum by a number that the batch brings."""
+    of_batch = BatchElements(step, _changing(step, variables))
+    return next((line_of(node) for node in divided_by_inputs(step, of_batch)), None)
+
+
+def means_of_items(step: StepGraph, variables: Collection[str]) -> SourceLine | None:
+    """Where a loss takes a mean over some of one row of the batch, such as the boxes of an image.
+
+    It stays one; were the first dimension of the batch time, workers would have to add up.
+    """
+    changing = _changing(step, variables)
+    found, wider = (
+        {one.value for one in divisors(step, BatchElements(step, changing, by_item))}
+        for by_item in (True, False)
+    )
+    return next((line_of(node) for node in step.graph.nodes if node in wider - found), None)
+
+
+def _changing(step: StepGraph, variables: Collection[str]) -> set[Node]:
+    """Inputs that do not stay as they are: parameters, and what the step changes."""
+    inputs = zip(step.inputs, step.own_placeholders(), strict=True)
+    found = {node for item, node in inputs if item.name in variables}
+    for node in step.graph.nodes:
+        found.update(memory_of(source) for source in written_inputs(node))
+    return {node for node in found if node.op == "placeholder"}

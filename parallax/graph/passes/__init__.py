@@ -1,0 +1,1 @@
+"""Passes over a graph that was just captured, whatever the strategy is."""

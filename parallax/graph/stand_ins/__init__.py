@@ -1,0 +1,1 @@
+"""What stands for functions of Python and torch while a step is captured."""
