@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from errors_help import warnings_of_parallax
 from torch import nn
 
 from parallax.config import Config
@@ -141,6 +142,12 @@ PACKED: dict[str, Packed] = {
         + 0.3 * q.tanh().square().mean()
         - F.l1_loss(s.sigmoid(), F.one_hot(y, CLASSES).double()) / 2
         + F.binary_cross_entropy_with_logits(s[y > 2], F.one_hot(y, CLASSES)[y > 2].double())
+    ),
+    "a number of each": lambda s, y, q: (
+        s.logsumexp(-1).square().mean() + 2 * q.sum(1).tanh().square().mean()
+    ),
+    "sums of these": lambda s, y, q: (
+        F.cross_entropy(s, y, reduction="sum") / len(y) - q.sum(1).tanh().sum() / q.shape[0] / 3
     ),
 }
 """Losses of batches that have no number of rows: words of sequences, one after the other."""
@@ -292,6 +299,28 @@ def of_boxes(last: int) -> int:
     return len(totals(graph, names, Batches(by_rows=False)))
 
 
+def uses_of_micro_batches(rows: int) -> list[int]:
+    """Of two sets of which three micro-batches have means, how many gradients each mean divides.
+
+    Args:
+        rows: of each micro-batch's sets.
+    """
+    net = Net().double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+
+    def step(some: torch.Tensor, others: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        for one, other in zip(some.chunk(3), others.chunk(3), strict=True):
+            far = net(other).sum(-1).square()
+            ((net(one).logsumexp(-1).mean() + far.sum() / far.shape[0]) / 3).backward()
+        optimizer.step()
+
+    batch = [torch.randint(WORDS, (3 * rows,)) for _ in range(2)]
+    graph = capture(step, discover(step), batch, {})
+    names = [name for name, _ in net.named_parameters()]
+    return [len(one.uses) for one in totals(graph, names, Batches(by_rows=False))]
+
+
 def _captured(
     loss: Callable[..., torch.Tensor], *batch: torch.Tensor
 ) -> tuple[StepGraph, list[str]]:
@@ -383,6 +412,23 @@ def _as(kind: type, count: torch.Tensor) -> Any:
 def train_weighted(world: World, name: str, division: Sequence[Sequence[int]]) -> tuple[float, int]:
     """As :func:`train`, with learned weights of two tasks."""
     return _train(world, WEIGHTED[name], data(division, seed=5), {})
+
+
+def told_of_pieces(world: World, sizes: Sequence[int]) -> list[str]:
+    """What is logged of means over as many sets of labels as the worker's batch has pieces.
+
+    Args:
+        sizes: by worker, in pieces of how many words its batch is split.
+    """
+
+    def loss(net: Net, words: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        size = sizes[world.rank]
+        halves = zip(net(words).split(size, 1), labels.split(size, 1), strict=True)
+        return torch.stack([_words(a, b, ignore_index=PAD) for a, b in halves]).sum()
+
+    with warnings_of_parallax() as found:
+        _train(world, loss, data([(2, 2)] * 4, seed=5), {})
+    return [one for one in found if "differing terms" in one]
 
 
 def train_packed(

@@ -83,6 +83,12 @@ def test_sums_over_the_boxes_of_images(last: int) -> None:
     assert divisors.of_boxes(last) == 1
 
 
+@pytest.mark.parametrize("rows", [1, 3, 4])
+def test_sets_of_equal_numbers_are_told_apart(rows: int) -> None:
+    """Also if they have as many elements as there are micro-batches."""
+    assert divisors.uses_of_micro_batches(rows) == [1] * 6
+
+
 KINDS = (int, float, torch.Tensor)
 
 
@@ -104,6 +110,8 @@ LENGTHS = [
     [[1, 1, 1], [9, 2], [3, 3]],
     [[2, 5], [], [7]],
     [[8, 8], [3], [1, 2, 3]],
+    [[1], [2, 1], [4]],
+    [[3], [1], [1, 1]],
 ]
 """By step and worker, lengths of sequences."""
 
@@ -118,6 +126,12 @@ def test_batches_without_rows_count_by_what_means_are_over(
     for far, sent in pool.run(size, divisors.train_packed, name, division, given):
         assert far < ROUNDING
         assert sent == TOTALS * len(division) * (size - 1)
+
+
+@pytest.mark.parametrize(("sizes", "count"), [((3, 2), 1), ((3, 3), 0)])
+def test_differing_terms_are_told_once(pool: Pool, sizes: tuple[int, int], count: int) -> None:
+    told = pool.run(2, divisors.told_of_pieces, sizes)
+    assert list(map(len, told)) == [count, 0]
 
 
 STRATEGIES = ["PS", "ZeRO", "Poseidon", "ProjectAdam", "Horovod", "RandomAxis", "auto"]

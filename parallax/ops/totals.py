@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 from parallax.ops.specs import MessageSpec
 
+MOST = 32
+"""Totals in a message. It has one length, as workers' steps may have several numbers of them: for
+each piece of a batch that is larger on some, say."""
+
 
 @dataclass(frozen=True)
 class TotalsSpec(MessageSpec):

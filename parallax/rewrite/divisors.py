@@ -164,8 +164,10 @@ def _counted(work: Rewriting, count: Count) -> Node:
         number = count.number
         if count.source is not None:
             number = add_call(graph, aten.sym_numel.default, count.source)
-        example = first.args[0]  # of the device that it is wanted on
-        return add_call(graph, aten.new_full.default, example, [], number, dtype=torch.float64)
+        example: Any = first.args[0]
+        # Not from the example, which may be known too late.
+        named = {"dtype": torch.float64, "device": example.meta["val"].device}
+        return add_call(graph, aten.full.default, [], number, **named)
 
 
 def _factor(work: Rewriting, divisor: Divisor | Count) -> Any:

@@ -7,8 +7,8 @@ to be the one of all their batches for the loss to be that of one device.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,9 +30,11 @@ from parallax.graph.analysis.loss_terms import (
     weighted_uses,
 )
 from parallax.graph.common.operations import must_stay
+from parallax.graph.common.sizes import same_shape
 from parallax.graph.common.slices import masks_of
 from parallax.graph.common.torch_internals import free_unbacked_symbols
 from parallax.graph.step_graph import StepGraph
+from parallax.ops.totals import MOST
 
 aten: Any = torch.ops.aten
 
@@ -82,7 +84,10 @@ def counts(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> list[Coun
             these.
     """
     search = _Search(step.graph, of_batch, by_rows)
-    return [count for loss, after in losses(step.graph) for count in search.of_loss(loss, after)]
+    found = [search.of_loss(loss, after) for loss, after in losses(step.graph)]
+    if sum(map(len, found)) > MOST:
+        found = [_by_number(some) for some in found]
+    return [count for some in found for count in some]
 
 
 def selections_of_others(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> Iterator[Node]:
@@ -104,9 +109,11 @@ class _Search:
         self._by_rows = by_rows
         self._masks, self._same = _selections(graph)
 
-    def of_loss(self, loss: Node, gradients: set[Node]) -> Iterator[Count]:
-        """The counts of one loss, by what follows from it on the way to gradients."""
-        found: dict[Any, Count] = {}
+    def of_loss(self, loss: Node, gradients: set[Node]) -> list[Count]:
+        """The counts of one loss, by what follows from it on the way to gradients, in the order of
+        their terms."""
+        within: dict[Node, Count] = {}
+        by_number: dict[Number, dict[Node, Count]] = {}
         for term, factor in terms(loss, self._is_factor):
             number = self._divides_by(term)
             if number is None or not self._is_mean(term, number):
@@ -114,26 +121,52 @@ class _Search:
             weighted = weighted_uses(term, factor, self._is_factor, gradients)
             if weighted is None:
                 continue
-            key = term if term.target in _WITHIN else number
-            count = found.setdefault(key, self._count(number))
+            alike = within if term.target in _WITHIN else by_number.setdefault(number, {})
+            count = alike.setdefault(term, replace(self._count(number), terms=[term]))
             count.factors.append(factor)
-            count.terms.append(term)
             count.weighted += weighted
-        known = {term for count in found.values() for term in count.terms}
-        for node in made_of([loss]) - known if found else ():
-            number = self._divides_by(node)
-            found.pop(number, None)  # which of the gradients are divided for it is not known
-        after = sorted(gradients, key=self._order.__getitem__) if found else []
-        for key, count in found.items():
-            for node in after:
-                if isinstance(key, Node):
-                    is_use = _is_gradient(node, key)
-                else:
-                    is_use = self._divides_by(node) == key
-                if is_use:
-                    count.uses.append(node)
-            if count.uses:
-                yield count
+        if not within and not by_number:
+            return []
+        known = within.keys() | {term for alike in by_number.values() for term in alike}
+        others: dict[Number, list[Node]] = {}
+        for node in made_of([loss]) - known:
+            if self._of_batch.is_of_other(node):
+                others.setdefault(self._divides_by(node), []).append(node)
+        after = sorted(gradients, key=self._order.__getitem__)
+        for term, count in within.items():
+            count.uses += [node for node in after if _is_gradient(node, term)]
+        found = [*within.values()]
+        for number, alike in by_number.items():
+            if number in others and self._selecting(number):
+                continue  # the loss divides by how many are selected in another way, too
+            uses = [node for node in after if self._divides_by(node) == number]
+            found += self._by_term(alike, others.get(number, ()), uses)
+        used = [count for count in found if count.uses]
+        return sorted(used, key=lambda count: self._order[count.terms[0]])
+
+    def _by_term(
+        self, found: Mapping[Node, Count], others: Sequence[Node], uses: Sequence[Node]
+    ) -> Sequence[Count]:
+        """Counts of one number, each with its own uses.
+
+        Two sets of the batch may be equally many on one worker by chance, or one element each, so
+        that numbers do not tell them apart. The order does: backward comes last to what is computed
+        first. Where that does not fit either, all are one count; none is, if which gradients are
+        divided for it is not known.
+
+        Args:
+            found: by term.
+            others: what else a loss is made of and divides by the number.
+            uses: what divides gradients by it.
+        """
+        divided = sorted((*found, *others), key=self._order.__getitem__, reverse=True)
+        pairs = list(zip(divided, uses, strict=False))
+        if len(divided) == len(uses) and all(_may_be_use(*pair) for pair in pairs):
+            for term, use in pairs:
+                if term in found:
+                    found[term].uses.append(use)
+            return [*found.values()]
+        return [] if others else [_joined([*found.values()], uses)]
 
     def is_of_selected(self, node: Node) -> bool:
         """Whether a node is a mean over elements that a mask selects."""
@@ -170,7 +203,7 @@ class _Search:
     def _is_mean(self, term: Node, number: Number) -> bool:
         """Whether a term is a mean over elements of the batch, by their number."""
         symbols = self._selecting(number)
-        if number == 1 or (self._by_rows and not symbols):
+        if self._by_rows and not symbols:
             return False
         masks = [mask for symbol in symbols for mask in self._masks[symbol]]
         if not all(
@@ -181,7 +214,8 @@ class _Search:
         if source not in self._of_batch.batch or self._of_batch.is_of_item(source):
             return False
         if term.target not in _QUOTIENTS:
-            return bool(term.meta["val"].dim() == 0)
+            # A mean of one element is over the batch, too, if this has one there.
+            return bool(term.meta["val"].dim() == 0 and source.meta["val"].dim() > 0)
         summands = [summed(part) for part, _ in terms(source, self._is_factor)]
         return all(one is not None and self._counts(number, symbols, one) for one in summands)
 
@@ -194,6 +228,8 @@ class _Search:
         if symbols:
             return set(symbols).issubset(self._selecting(self._as_first(_elements(summed_up))))
         # A constant that is the same by chance is so on one worker, if their batches differ.
+        if summed_up.target in NLL:  # its labels are
+            summed_up = summed_up.args[1]  # type: ignore[assignment]
         shape = summed_up.meta["val"].shape
         return len(shape) > 0 and bool(self._as_first(_expression(shape[0])) == number)
 
@@ -258,6 +294,32 @@ def _whole(number: Any) -> int | torch.SymInt | None:
     if isinstance(number, float) and number.is_integer():
         return int(number)
     return number if isinstance(number, int | torch.SymInt) else None
+
+
+def _joined(some: Sequence[Count], uses: Sequence[Node]) -> Count:
+    """One count of terms whose numbers are equal."""
+    return replace(
+        some[0],
+        factors=[factor for count in some for factor in count.factors],
+        terms=[term for count in some for term in count.terms],
+        uses=[*uses],
+        weighted=[one for count in some for one in count.weighted],
+    )
+
+
+def _by_number(some: Sequence[Count]) -> list[Count]:
+    """Counts of one loss, where there are many: those of one number as one."""
+    alike: dict[Any, list[Count]] = {}
+    for count in some:
+        key = count.terms[0] if count.terms[0].target in _WITHIN else count.number
+        alike.setdefault(key, []).append(count)
+    return [_joined(one, [use for count in one for use in count.uses]) for one in alike.values()]
+
+
+def _may_be_use(term: Node, use: Node) -> bool:
+    """Whether what divides a gradient has the shape that it has for a term of the loss."""
+    source: Any = term if term.target in _QUOTIENTS else term.args[0]
+    return same_shape(source.meta["val"].shape, use.meta["val"].shape)
 
 
 def _is_gradient(node: Node, loss: Node) -> bool:

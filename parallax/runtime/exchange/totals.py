@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from parallax.ops.totals import TotalsSpec
+from parallax.ops.totals import MOST, TotalsSpec
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
 
 GROUP = "totals"
 """The process group of their messages: they may start before or after others, as graphs do."""
-MOST = 32
-"""Totals in a message. It has one length, as workers' steps may have several numbers of them: for
-each piece of a batch that is larger on some, say."""
 _WEIGHT, _TERMS, _FIRST = range(3)
 """Columns: what a batch counts, how many totals there are, and from the third on all factors, then
 all totals."""
 _ROUNDING = 1e-9
+_LOOKS = 3
+"""First steps of a graph in which it is told that workers' terms differ: to look waits for them."""
+
+logger = logging.getLogger("parallax")
 
 
 class BatchTotals:
@@ -46,6 +48,7 @@ class BatchTotals:
         self._factors = slice(_FIRST, _FIRST + min(terms, MOST))
         self._totals = slice(_FIRST + MOST, _FIRST + MOST + min(terms, MOST))
         self._means = torch.tensor(spec.means, dtype=torch.bool, device=world.device)
+        self._looks = _LOOKS
         self._told: tuple[Any, ...] = ()
         """The words that :attr:`_words` has already."""
 
@@ -93,6 +96,7 @@ class BatchTotals:
             return [*self._own.unbind(), *ones, *ones]
         told = self._gathered
         differs = self._differ(told)
+        self._tell(differs)
         whole, totals = told[:, _WEIGHT].sum(), told[:, self._totals].sum(0)
         left = differs
         if any(self.spec.means):
@@ -101,6 +105,20 @@ class BatchTotals:
         totals = torch.where(differs, self._own, totals)
         own = torch.where(left, 1.0, float(self._weight))
         return [*totals.unbind(), *own.unbind(), *torch.where(left, 1.0, whole).unbind()]
+
+    def _tell(self, differs: torch.Tensor) -> None:
+        """Say it where workers cannot add up, which they all see alike."""
+        if self._looks == 0:
+            return
+        self._looks -= 1
+        if bool(differs.any()):
+            self._looks = 0
+            if self._world.rank == 0:
+                logger.warning(
+                    "the losses of workers' steps are sums of differing terms, as where they have "
+                    "several numbers of micro-batches: means over some of the batch are each "
+                    "worker's own"
+                )
 
     def _differ(self, told: torch.Tensor) -> torch.Tensor:
         """Of each total, whether workers have it of other terms; as all of them see it."""
