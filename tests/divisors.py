@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -414,6 +416,40 @@ def train_weighted(world: World, name: str, division: Sequence[Sequence[int]]) -
     return _train(world, WEIGHTED[name], data(division, seed=5), {})
 
 
+def train_scaled(world: World, kind: str, division: Sequence[Sequence[int]]) -> tuple[float, int]:
+    """As :func:`train`, of a mean over labels that is multiplied as a whole, by another number in
+    each step.
+
+    Args:
+        kind: of the number: of the batch, as Python's or as a tensor; in an object of the user; or
+            a tensor that is state.
+    """
+    kept = types.SimpleNamespace(value=torch.ones(()).double() if kind == "state" else 1.0)
+    count = itertools.count()
+
+    def number(step: int) -> float:
+        return 1 / (1 + step % len(division))
+
+    def prepare() -> None:
+        value = number(next(count))
+        if kind == "state":
+            kept.value.fill_(value)
+        else:
+            kept.value = value
+
+    def loss(net: Net, x: torch.Tensor, y: torch.Tensor, given: Any = None) -> torch.Tensor:
+        mean = ALIKE["mask and a bound"](net(x), y)
+        return mean * (kept.value if given is None else given)
+
+    batches: list[list[tuple[Any, ...]]] = [[*parts] for parts in data(division, seed=5)]
+    if kind in ("float", "tensor"):
+        as_kind = torch.tensor if kind == "tensor" else float
+        batches = [
+            [(x, y, as_kind(number(step))) for x, y in parts] for step, parts in enumerate(batches)
+        ]
+    return _train(world, loss, batches, {}, prepare, lambda items: items[0])
+
+
 def told_of_pieces(world: World, sizes: Sequence[int]) -> list[str]:
     """What is logged of means over as many sets of labels as the worker's batch has pieces.
 
@@ -452,9 +488,17 @@ def train_packed(
 def _train(
     world: World,
     loss: Callable[..., torch.Tensor],
-    batches: Sequence[Sequence[tuple[torch.Tensor, ...]]],
+    batches: Sequence[Sequence[tuple[Any, ...]]],
     settings: dict[str, Any],
+    prepare: Callable[[], None] = lambda: None,
+    of_all: Callable[[Sequence[Any]], Any] = sum,
 ) -> tuple[float, int]:
+    """As :func:`train`.
+
+    Args:
+        prepare: is called before each step.
+        of_all: what one device has for numbers of all workers' batches.
+    """
     torch.manual_seed(3)
     net = Net().double()
     start = {key: value.clone() for key, value in net.state_dict().items()}
@@ -469,13 +513,15 @@ def _train(
         return value
 
     for parts in batches:
-        step(*(_together(items) for items in zip(*parts, strict=True)))
+        prepare()
+        step(*(_together(items, of_all) for items in zip(*parts, strict=True)))
     expected = {key: value.clone() for key, value in net.state_dict().items()}
     net.load_state_dict(start)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
     runner = Runner(step, discover(step), Config(workers=1, **settings), world)
     before = world.traffic.sent["batch totals"]
     for parts in batches:
+        prepare()
         runner.run(*parts[world.rank])
     (model,) = runner._objects.models
     found: dict[str, Any] = runner.state_dict()[model]
@@ -483,8 +529,8 @@ def _train(
     return far, world.traffic.sent["batch totals"] - before
 
 
-def _together(items: Sequence[Any]) -> Any:
+def _together(items: Sequence[Any], of_all: Callable[[Sequence[Any]], Any]) -> Any:
     """Of all workers' batches, what one device has."""
     if isinstance(items[0], torch.Tensor) and items[0].dim():
         return torch.cat([*items])
-    return sum(items)
+    return of_all(items)

@@ -83,6 +83,14 @@ def test_sums_over_the_boxes_of_images(last: int) -> None:
     assert divisors.of_boxes(last) == 1
 
 
+@pytest.mark.parametrize("kind", ["float", "tensor", "object", "state"])
+def test_a_loss_that_is_multiplied_as_a_whole(pool: Pool, kind: str) -> None:
+    division = [counts[:2] for counts in DIVISION]
+    for far, sent in pool.run(2, divisors.train_scaled, kind, division):
+        assert far < ROUNDING
+        assert sent == TOTALS * len(division)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_sets_of_equal_numbers_are_told_apart(rows: int) -> None:
     """Also if they have as many elements as there are micro-batches."""

@@ -174,6 +174,8 @@ def weighted_uses(
                     multiplies = _multiplies(user, one)
                     if user not in gradients:
                         several += [user] if multiplies and user not in several else []
+                    elif user.target is aten.ones_like.default:
+                        continue  # where gradients begin
                     elif not multiplies:
                         return None
                     else:
