@@ -58,6 +58,13 @@ ALIKE: dict[str, Loss] = {
     "smoothed": lambda s, y: _words(s, y, ignore_index=PAD, label_smoothing=0.1),
     "images": lambda s, y: F.cross_entropy(s.transpose(1, 2), y, ignore_index=PAD),
     "mask": lambda s, y: (_of_each(s, y) * (y != PAD)).sum() / (y != PAD).sum(),
+    "all but a mask": lambda s, y: (
+        (_of_each(s, y) * (y != PAD)).sum() / (y.numel() - (y == PAD).long().sum())
+    ),
+    "twice all but a mask": lambda s, y: (
+        (_of_each(s, y) * (y != PAD)).sum()
+        / (2 * (len(y) * y.shape[1] - torch.count_nonzero(y == PAD)).clamp(min=1))
+    ),
     "mask and a little": lambda s, y: (
         (_of_each(s, y) * (y != PAD)).sum() / ((y != PAD).double().sum() + 1e-8)
     ),

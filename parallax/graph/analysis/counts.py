@@ -7,7 +7,7 @@ to be the one of all their batches for the loss to be that of one device.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.fx import Graph, Node
 from parallax.graph.analysis.batch_elements import BatchElements
 from parallax.graph.analysis.divided_by import known_number, total_of
 from parallax.graph.analysis.divisors import summed
+from parallax.graph.analysis.how_many import Number, expression, how_many, product
 from parallax.graph.analysis.loss_terms import (
     MEAN,
     NLL,
@@ -47,8 +48,6 @@ _WITHIN = {
     aten.binary_cross_entropy.default: aten.binary_cross_entropy_backward.default,
 }
 """Of means that are not divided in the open, the gradient."""
-Number = Any
-"""A number, or an expression over sizes."""
 
 
 @dataclass(eq=False)
@@ -181,7 +180,7 @@ class _Search:
         size = _whole(known_number(factor))
         if size is None:
             return True
-        return self._by_rows and not self._selecting(self._as_first(_expression(size)))
+        return self._by_rows and not self._selecting(self._as_first(expression(size)))
 
     def _is_quotient(self, node: Node) -> bool:
         """Whether a node is a mean for it divides a sum by a number that is known."""
@@ -226,12 +225,12 @@ class _Search:
             symbols: sizes of selections that it follows from.
         """
         if symbols:
-            return set(symbols).issubset(self._selecting(self._as_first(_elements(summed_up))))
+            return set(symbols).issubset(self._selecting(self._as_first(how_many(summed_up))))
         # A constant that is the same by chance is so on one worker, if their batches differ.
         if summed_up.target in NLL:  # its labels are
             summed_up = summed_up.args[1]  # type: ignore[assignment]
         shape = summed_up.meta["val"].shape
-        return len(shape) > 0 and bool(self._as_first(_expression(shape[0])) == number)
+        return len(shape) > 0 and bool(self._as_first(expression(shape[0])) == number)
 
     def _count(self, number: Number) -> Count:
         """Where a number is known earliest."""
@@ -240,7 +239,7 @@ class _Search:
         for symbol in self._selecting(number):
             if (number / symbol).is_number:
                 return Count(number, self._masks[symbol][0], int(number / symbol))
-        source = next(one for one in self._order if self._as_first(_elements(one)) == number)
+        source = next(one for one in self._order if self._as_first(how_many(one)) == number)
         return Count(number, source, None)
 
 
@@ -254,7 +253,7 @@ def _selections(graph: Graph) -> tuple[dict[Any, list[Node]], dict[Any, Any]]:
         if not (masks := masks_of(node)):
             continue
         for size in node.meta["val"].shape:
-            number = _expression(size)
+            number = expression(size)
             if number in free_unbacked_symbols(number) and number not in found:
                 found[number] = masks
                 same[number] = first.setdefault(tuple(map(_way, masks)), number)
@@ -279,14 +278,14 @@ def _divides_by(node: Node) -> Number | None:
     arguments: Any = node.args
     if node.target in _QUOTIENTS:
         number = _whole(known_number(arguments[1]))
-        return None if number is None else _expression(number)
+        return None if number is None else expression(number)
     if node.target is aten.mean.default:
-        return _elements(arguments[0])
+        return how_many(arguments[0])
     if node.target is aten.mean.dim:
         shape = arguments[0].meta["val"].shape
-        return _product(shape[place] for place in arguments[1] or range(len(shape)))
+        return product(shape[place] for place in arguments[1] or range(len(shape)))
     if node.target in REDUCTIONS and node.target not in NLL:
-        return _elements(arguments[0]) if reduction(node) == MEAN else None
+        return how_many(arguments[0]) if reduction(node) == MEAN else None
     return None
 
 
@@ -325,22 +324,3 @@ def _may_be_use(term: Node, use: Node) -> bool:
 def _is_gradient(node: Node, loss: Node) -> bool:
     """Whether a node is the gradient of a loss function by one of its inputs."""
     return node.target is _WITHIN[loss.target] and set(node.args[1:3]) == set(loss.args[:2])
-
-
-def _elements(node: Node) -> Number | None:
-    """How many elements a tensor has."""
-    value = node.meta.get("val")
-    return _product(value.shape) if isinstance(value, torch.Tensor) else None
-
-
-def _product(sizes: Iterable[int | torch.SymInt]) -> Number:
-    whole: Number = 1
-    for size in sizes:
-        whole = whole * _expression(size)
-    return whole
-
-
-def _expression(size: int | torch.SymInt) -> Number:
-    if isinstance(size, torch.SymInt):
-        return int(size.node.expr) if size.node.expr.is_number else size.node.expr
-    return size

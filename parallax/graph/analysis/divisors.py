@@ -24,8 +24,10 @@ from parallax.graph.analysis.divided_by import (
     Step,
     is_total,
     keeps_number,
+    known_number,
     total_of,
 )
+from parallax.graph.analysis.how_many import expression, how_many
 from parallax.graph.analysis.loss_terms import (
     MEAN,
     NLL,
@@ -47,6 +49,7 @@ from parallax.graph.step_graph import StepGraph
 aten: Any = torch.ops.aten
 
 _SUMS_OF_TWO = {aten.add.Tensor, operator.add}
+_DIFFERENCES = {aten.rsub.Scalar, aten.sub.Tensor, operator.sub}
 _LEFT_OUT = -100
 """The label that losses leave out unless they are told another one."""
 
@@ -316,7 +319,28 @@ class _Search:
         """Whether a number comes with the batch, or is the sum of such, or of totals of it."""
         if node.target in _SUMS_OF_TWO:
             return all(isinstance(one, Node) and self._is_part(one) for one in node.args)
+        if node.target in _DIFFERENCES:
+            return self._is_rest(node)
         return node.op == "placeholder" and self._found.is_of_batch(node) and _is_number(node)
+
+    def _is_rest(self, node: Node) -> bool:
+        """Whether a number is how many elements are not counted: ``mask.numel() - mask.sum()``; or
+        the difference of two such."""
+        arguments: Any = node.args
+        if len(arguments) != 2 or node.kwargs:
+            return False
+        counted, whole = arguments if node.target is aten.rsub.Scalar else reversed(arguments)
+        if not isinstance(counted, Node) or not self._is_part(counted):
+            return False
+        if isinstance(whole, Node) and self._is_part(whole):
+            return True
+        found = total_of(counted, self._is_given)
+        if found is None or not is_total(found.total):
+            return False
+        size, source = known_number(whole), found.total.args[0]
+        if not isinstance(size, int | torch.SymInt) or not isinstance(source, Node):
+            return False
+        return bool(expression(size) == how_many(source))
 
     def _is_part(self, node: Node) -> bool:
         """Whether a number adds up over batches, as it is."""
