@@ -71,8 +71,17 @@ def _one_way(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(net.first(x) if y[0] > 2 else net(x), y)
 
 
+def _by_levels(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As trees are computed, level by level."""
+    found = net(x)
+    for level in range(int(y.max()) + 1):
+        found = torch.where((y >= level)[:, None], found.tanh() + found.mean(), found)
+    return found.square().mean()
+
+
 LOSSES: dict[str, Loss] = {
     "either": _either,
+    "by levels": _by_levels,
     "checked": _checked,
     "changed": _changed,
     "selected": _selected,

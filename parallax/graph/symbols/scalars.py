@@ -6,9 +6,9 @@ batch alone (``if mask.all()``). The branch is decided with the value at capture
 guard; when a later step decides otherwise, the step is captured again. Sizes of selections by a
 mask that follows from the batch are compared in the same way. A branch on what is computed is a
 check (see :mod:`parallax.graph.symbols.assertions`) or, if it goes on both ways, a guess (see
-:mod:`parallax.graph.symbols.guesses`); on a worker's own loss or on random numbers it is refused,
-and so is a number of the batch that Python wants for itself (``range(length.max())``), which would
-have a graph for each value.
+:mod:`parallax.graph.symbols.guesses`); on a worker's own loss or on random numbers it is refused.
+A whole number of the batch that Python wants for itself (``range(length.max())``) is decided like a
+branch, and has a graph for each value.
 """
 
 from __future__ import annotations
@@ -137,11 +137,12 @@ class ScalarEnv(ShapeEnv):
             if self._tracer is None or len(nodes) < len(symbols):
                 raise self._refusal(orig_expr) from error
             sliced = slice_program(nodes, self.values, self._tracer.root, settled=self.settled)
-            # A number for its own sake (int(x), range(x)) would have a graph for each value.
             of_batch = sliced is not None and not self.of_batch.isdisjoint(sliced[1])
             if sliced is None and _is_condition(orig_expr):
                 return self._assert(orig_expr, symbols)
-            if sliced is None or (of_batch and not _is_condition(orig_expr)):
+            # A number for its own sake (range(depth)) has a graph for each value.
+            repeats = _is_condition(orig_expr) or orig_expr.is_integer
+            if sliced is None or (of_batch and not repeats):
                 raise self._refusal(orig_expr) from error
             program, names = sliced
             results = run_program(program, [self.values[name] for name in names])
