@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,16 +12,19 @@ import torch
 from parallax.cluster.begin import begin
 from parallax.cluster.environment import PLAN_VARIABLE, launch_seed, worker_environment
 from parallax.cluster.worker_start import prepare_worker_process
-from parallax.config import Config
+from parallax.config import DEFAULT_WORKERS, Config
 from parallax.data.identity import known_sizes
 from parallax.errors import ConfigError
 from parallax.graph.objects.discovery import discover
 from parallax.logs import configure_logging
 from parallax.runtime.comm.meeting import meet
+from parallax.runtime.comm.world import World
 from parallax.runtime.planning import PlanningRunner, current_planning
 from parallax.runtime.runner import Runner
 from parallax.runtime.start import agree_on, describe_code
 from parallax.strategy.choose import title_of
+
+logger = logging.getLogger("parallax")
 
 Step = Callable[..., Any]
 
@@ -82,9 +86,27 @@ def get_runner(
         hint = "start every worker with the same script, settings and versions."
         agree_on(world, "versions and settings", _describe(settings), hint)
         agree_on(world, "code", describe_code(step), hint)
+    _tell_of_workers(settings.workers, world)
     if settings.seed is None and (seed := launch_seed()) is not None and world.size > 1:
         torch.manual_seed(seed)
     return Runner(step, objects, settings, world, known_sizes)
+
+
+_first_workers: list[int] = []
+"""What the script's first runner has asked for."""
+
+
+def _tell_of_workers(asked: int, world: World) -> None:
+    """Say that a later runner does not start workers."""
+    if not _first_workers:
+        _first_workers.append(asked)
+    if world.rank == 0 and world.size > 1 and asked not in (_first_workers[0], DEFAULT_WORKERS):
+        logger.warning(
+            "workers=%d says nothing: the run has %d workers since its start, which all runners "
+            "of the script share",
+            asked,
+            world.size,
+        )
 
 
 def _base_seed(settings: Config) -> int:

@@ -28,6 +28,9 @@ DUMP_VARIABLE = "PARALLAX_DUMP"
 MAX_LOCAL_WORKERS = 1024
 
 
+DEFAULT_WORKERS = 2
+
+
 @dataclass(frozen=True, init=False)
 class Config:
     """Settings of a run.
@@ -67,7 +70,7 @@ class Config:
     run_option: RunOption | None = DEFAULT_RUN_OPTION
     strategy: str | Path | StrategyBuilder | Strategy | None = None
     search_partitions: bool = False
-    workers: int = 2
+    workers: int = DEFAULT_WORKERS
     average_dense: bool = True
     average_sparse: bool = True
     weigh_batches: bool = True
@@ -83,7 +86,7 @@ class Config:
         run_option: RunOption | None = None,
         strategy: str | os.PathLike[str] | StrategyBuilder | Strategy | None = None,
         search_partitions: bool = False,
-        workers: int = 2,
+        workers: int = DEFAULT_WORKERS,
         average_dense: bool = True,
         average_sparse: bool = True,
         weigh_batches: bool = True,

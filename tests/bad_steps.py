@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import equality
 import torch
-from errors_help import alone, among, linear, rows
+from errors_help import alone, among, linear, rows, warnings_of_parallax
 from torch import nn
 
+import parallax.api
 from parallax.config import Config
 from parallax.errors import DisagreementError, ParallaxError
 from parallax.graph.objects.discovery import discover
@@ -413,19 +413,18 @@ def freezes(world: World) -> None:
 
 def batch_norm_warning(world: World) -> list[str]:
     """What is logged for a model whose numbers depend on how the batch is divided."""
-    seen: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: seen.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("parallax")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.WARNING)
-    try:
+    with warnings_of_parallax() as seen:
         model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
         runner = among(world, plain(model, torch.optim.SGD(model.parameters(), 0.1)), "HYBRID")
         for _ in range(2):
             runner.run(rows())
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
+    return seen
+
+
+def workers_warning(world: World, asked: list[int]) -> list[str]:
+    """What is logged of runners that ask for so many workers, one after the other."""
+    parallax.api._first_workers.clear()
+    with warnings_of_parallax() as seen:
+        for count in asked:
+            parallax.api._tell_of_workers(count, world)
     return seen

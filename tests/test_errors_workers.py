@@ -229,6 +229,15 @@ def test_a_table_that_is_frozen_later_is_named(pool: Pool) -> None:
     all_raise(pool, 2, "UnsupportedError", fragments, bad_steps.freezes)
 
 
+@pytest.mark.parametrize(("asked", "count"), [([2, 3], 1), ([2, 2], 0), ([4, 2, 4], 0)])
+def test_a_later_runner_starts_no_other_workers(pool: Pool, asked: list[int], count: int) -> None:
+    told, others = pool.run(2, bad_steps.workers_warning, asked)
+    assert [f"workers={asked[-1]} says nothing: the run has 2" in one for one in told] == [
+        True
+    ] * count
+    assert others == []
+
+
 def test_batch_norm_is_warned_of_once(pool: Pool) -> None:
     for seen in pool.run(2, bad_steps.batch_norm_warning):
         found = [text for text in seen if "BatchNorm" in text]
