@@ -457,6 +457,23 @@ def train_scaled(world: World, kind: str, division: Sequence[Sequence[int]]) -> 
     return _train(world, loss, batches, {}, prepare, lambda items: items[0])
 
 
+BEGUN: dict[str, Callable[[torch.Tensor], None]] = {
+    "half": lambda loss: loss.sum().backward(torch.tensor(0.5).double()),
+    "as many halves": lambda loss: loss.backward(torch.full_like(loss, 0.5)),
+    "ones": lambda loss: torch.autograd.backward([loss], [torch.ones_like(loss)]),
+}
+"""Ways to begin a backward pass with other gradients than none, of a loss for each label."""
+
+
+def train_begun(world: World, name: str, division: Sequence[Sequence[int]]) -> tuple[float, int]:
+    """As :func:`train`, of a mean over labels, with such a backward pass."""
+
+    def loss(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return _of_each(net(x), y) * (y != PAD) / (y != PAD).sum().clamp(min=1)
+
+    return _train(world, loss, data(division, seed=5), {}, backward=BEGUN[name])
+
+
 def told_of_pieces(world: World, sizes: Sequence[int]) -> list[str]:
     """What is logged of means over as many sets of labels as the worker's batch has pieces.
 
@@ -499,10 +516,12 @@ def _train(
     settings: dict[str, Any],
     prepare: Callable[[], None] = lambda: None,
     of_all: Callable[[Sequence[Any]], Any] = sum,
+    backward: Callable[[torch.Tensor], None] = torch.Tensor.backward,
 ) -> tuple[float, int]:
     """As :func:`train`.
 
     Args:
+        backward: of the loss.
         prepare: is called before each step.
         of_all: what one device has for numbers of all workers' batches.
     """
@@ -514,10 +533,10 @@ def _train(
     def step(*batch: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         value = loss(net, *batch)
-        value.backward()
+        backward(value)
         nn.utils.clip_grad_norm_(net.parameters(), 0.5)
         optimizer.step()
-        return value
+        return value.detach().sum()
 
     for parts in batches:
         prepare()

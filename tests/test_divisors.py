@@ -91,6 +91,14 @@ def test_a_loss_that_is_multiplied_as_a_whole(pool: Pool, kind: str) -> None:
         assert sent == TOTALS * len(division)
 
 
+@pytest.mark.parametrize("name", divisors.BEGUN)
+def test_backward_passes_that_begin_with_other_numbers(pool: Pool, name: str) -> None:
+    division = [counts[:2] for counts in DIVISION]
+    for far, sent in pool.run(2, divisors.train_begun, name, division):
+        assert far < ROUNDING
+        assert sent == TOTALS * len(division)
+
+
 @pytest.mark.parametrize("rows", [1, 3, 4])
 def test_sets_of_equal_numbers_are_told_apart(rows: int) -> None:
     """Also if they have as many elements as there are micro-batches."""

@@ -11,12 +11,21 @@ import torch
 
 from parallax.graph.common.recording import Recording
 from parallax.graph.common.replaced import replaced
-from parallax.graph.common.torch_internals import FakeTensorMode, gradients_through
+from parallax.graph.common.torch_internals import (
+    FakeTensorMode,
+    get_proxy_mode,
+    gradients_through,
+    node_of,
+)
 from parallax.graph.common.user_code import user_line
 from parallax.graph.objects.state import Leaf
 from parallax.ops import marks
 
+aten: Any = torch.ops.aten
+
 _GRAD: Any = torch._C.TensorBase.grad
+_ONES = {aten.ones.default, aten.ones_like.default, aten.new_ones.default}
+_FULL = {aten.full.default, aten.full_like.default}
 
 
 def mark_backward(
@@ -79,7 +88,33 @@ def mark_returned(
         if id(source) in names and recording.differentiated is None:
             recording.differentiated = user_line()
 
-    return gradients_through(see, see_further)
+    return gradients_through(see, see_further, _begin)
+
+
+def _begin(output: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Let a backward pass begin at a loss: a number that is given as the gradient of something is
+    what this, or its sum, is multiplied with. Other gradients are from a pass before."""
+    factor = _number(gradient)
+    if factor is None:
+        return output, gradient
+    with torch.enable_grad():
+        loss = output if output.numel() == 1 else output.sum()
+        if not isinstance(factor, int | float) or factor != 1:
+            loss = loss * factor
+    return loss, gradient if loss is output else torch.ones_like(loss)
+
+
+def _number(gradient: torch.Tensor) -> torch.Tensor | float | None:
+    """What all elements of a given gradient are; None if they may differ."""
+    mode = get_proxy_mode()
+    node = None if mode is None else node_of(mode.tracer, gradient)
+    if node is None or gradient.layout is not torch.strided:
+        return None
+    if node.target in _ONES:
+        return 1
+    if node.target in _FULL and isinstance(node.args[1], int | float):
+        return node.args[1]
+    return gradient.detach() if gradient.numel() == 1 else None
 
 
 @contextlib.contextmanager

@@ -292,8 +292,10 @@ def without_fused_rnn() -> Iterator[None]:
 def gradients_through(
     see: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None],
     see_further: Callable[[torch.Tensor], None],
+    begin: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
 ) -> Iterator[None]:
-    """Let ``see(input, gradient)`` replace what ``torch.autograd.grad`` gives for each input.
+    """Let ``see(input, gradient)`` replace what ``torch.autograd.grad`` gives for each input, and
+    ``begin(output, gradient)`` where a backward pass begins.
 
     Gradients that are differentiated further (``create_graph``) stay as they are, and
     ``see_further(input)`` is called. Those of a batch of output gradients stay, too, and those that
@@ -313,16 +315,19 @@ def gradients_through(
         **kwargs: Any,
     ) -> Any:
         nonlocal running
+        is_batch = any(map(torch._C._functorch.is_legacy_batchedtensor, gradients))
+        if not (running or further or is_batch):
+            pairs = [begin(*pair) for pair in zip(outputs, gradients, strict=True)]
+            outputs, gradients = zip(*pairs, strict=True)
         running += 1
         try:
             found = run(outputs, gradients, retain, further, inputs, *args, **kwargs)
         finally:
             running -= 1
-        batched = torch._C._functorch.is_legacy_batchedtensor
         if further and not running:
             for one in inputs:
                 see_further(one)
-        if running or further or kwargs.get("accumulate_grad") or any(map(batched, gradients)):
+        if running or further or kwargs.get("accumulate_grad") or is_batch:
             return found
         return tuple(see(one, gradient) for one, gradient in zip(inputs, found, strict=True))
 
