@@ -214,6 +214,14 @@ class Preparation:
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
         return description, analysis
 
+    def captured_for(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> StepGraph:
+        """The step as one device runs it on a batch; changes nothing.
+
+        Raises:
+            ModelError: it cannot be captured.
+        """
+        return self._captured(batch, named, None, NO_NUMBERS)
+
     def _captured(
         self,
         batch: tuple[Any, ...],

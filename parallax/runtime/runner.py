@@ -23,6 +23,7 @@ from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
 from parallax.runtime.compute.kept_memory import keep_freed_memory
 from parallax.runtime.exchange.resources import ResourcePool
+from parallax.runtime.one_device import Comparison, Join, compared, joined, stepped, values_of
 from parallax.runtime.pace import Pace
 from parallax.runtime.plan import GraphView, Plan, measured
 from parallax.runtime.preparation import Preparation
@@ -366,6 +367,46 @@ class Runner:
             )
         self._profiler = Profiler(Profile(steps, path), self._world)
         return self._profiler.profile
+
+    @on_processor
+    def compare_with_one_device(
+        self, *batch: Any, join: Join | None = None, **named: Any
+    ) -> Comparison:
+        """Run one step, and see how far it is from one device that has all workers' batches.
+
+        All workers must call it together, each with its batch, as :meth:`run`; each also takes the
+        step alone, on copies of all state and on all batches as one. So it takes the memory of
+        one device, and is for a look at small batches: whether a loss couples rows in a way that
+        workers cannot tell, for one.
+
+        Args:
+            batch, named: what the step takes.
+            join: makes one batch, ``(args, kwargs)``, of those of all workers; by default tensors
+                are put one behind the other along their first dimension, and numbers that differ
+                are added up.
+
+        Returns:
+            The differences, to be printed, and ``worst``, the largest of them.
+
+        Raises:
+            BatchError: the batches cannot be put together.
+            ConfigError: no step was run before, or a branch goes another way on one device.
+            ParallaxError: as :meth:`run`.
+        """
+        if not self._steps:
+            raise ConfigError(
+                "Before their first step, workers need not have the same values yet.",
+                hint="call runner.run() once before.",
+            )
+        self._course.settle()
+        before = values_of(self._state, self._world)
+        whole = joined(self._world, (batch, named), join)
+        step = self._preparation.captured_for(*whole)
+        one = stepped(step, before, whole)
+        result = self.run(*batch, **named)
+        self._course.settle()
+        many = values_of(self._state, self._world)
+        return compared(self._state, step, before, one, many, result)
 
     # -- State --------------------------------------------------------------------------------
 
