@@ -457,6 +457,20 @@ def train_scaled(world: World, kind: str, division: Sequence[Sequence[int]]) -> 
     return _train(world, loss, batches, {}, prepare, lambda items: items[0])
 
 
+def train_in_passes(world: World, division: Sequence[Sequence[int]]) -> tuple[float, int]:
+    """As :func:`train`, with a backward pass for each half of the words' places."""
+
+    def loss(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        first, last = (
+            _words(net(a), b, ignore_index=PAD) / 2
+            for a, b in zip(x.chunk(2, 1), y.chunk(2, 1), strict=True)
+        )
+        first.backward()
+        return last
+
+    return _train(world, loss, data(division, seed=5), {})
+
+
 BEGUN: dict[str, Callable[[torch.Tensor], None]] = {
     "half": lambda loss: loss.sum().backward(torch.tensor(0.5).double()),
     "as many halves": lambda loss: loss.backward(torch.full_like(loss, 0.5)),

@@ -91,6 +91,14 @@ def test_a_loss_that_is_multiplied_as_a_whole(pool: Pool, kind: str) -> None:
         assert sent == TOTALS * len(division)
 
 
+@pytest.mark.parametrize("division", [[(4, 4), (6, 2), (3, 5), (3, 3)], [(4, 4), (2, 6)]], ids=str)
+def test_several_backward_passes(pool: Pool, division: list[tuple[int, int]]) -> None:
+    """All their divisors are known before the first, where sizes are symbols as well."""
+    for far, sent in pool.run(2, divisors.train_in_passes, division):
+        assert far < ROUNDING
+        assert sent == TOTALS * len(division)
+
+
 @pytest.mark.parametrize("name", divisors.BEGUN)
 def test_backward_passes_that_begin_with_other_numbers(pool: Pool, name: str) -> None:
     division = [counts[:2] for counts in DIVISION]

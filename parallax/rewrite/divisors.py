@@ -9,8 +9,9 @@ the step returns are those of the worker's own batch.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -21,12 +22,15 @@ from parallax.graph.analysis.divisors import Divisor
 from parallax.graph.analysis.loss_terms import WeightedUse, losses
 from parallax.graph.analysis.totals import Batches, totals
 from parallax.graph.common.operations import add_call
+from parallax.graph.common.user_code import line_of
 from parallax.ops.resources import finish, start
 from parallax.ops.totals import TotalsSpec
 from parallax.rewrite.context import Pass, Rewriting
 from parallax.rewrite.early import known_early
 
 aten: Any = torch.ops.aten
+
+logger = logging.getLogger("parallax")
 
 _BY_TENSOR = {
     aten.div.Scalar: aten.div.Tensor,
@@ -61,17 +65,29 @@ def _divide_by_all(batches: Batches, work: Rewriting) -> None:
             return
         # Of several backward passes, those of which this is not known in time.
         limit = order[earliest]
-        found = {
+        early = {
             one: total
             for one, total in found.items()
             if all(order[source] < limit for source in _sources(one, total))
         }
+        _tell_of(one for one in found if one not in early)
+        found = early
     if batches.total:
         order = work.order()
         behind = [node for _, gradients in losses(work.graph) for node in gradients]
         if behind:
             first = min(behind, key=order.__getitem__)
             _exchange(work, {}, first, first)
+
+
+def _tell_of(late: Iterable[Divisor | Count]) -> None:
+    """Say which means stay each worker's own, as their divisors are not known in time."""
+    for one in late:
+        logger.warning(
+            "a mean over some of the batch is that of each worker's own batch, as how many it is "
+            "over is not known before the step's first backward pass (%s)",
+            line_of(one.terms[0]),
+        )
 
 
 def _uses(divisor: Divisor | Count) -> list[Node]:

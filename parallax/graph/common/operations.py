@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch.fx.node import map_arg
 
 aten: Any = torch.ops.aten
 
+_OF_NUMBERS = {operator.add.__module__, math.floor.__module__, torch.sym_max.__module__}
 BATCH_NORMS = {aten.native_batch_norm.default, aten.cudnn_batch_norm.default}
 """What normalises over a batch, with the same arguments and first results. Their schemas do not
 tell that they change the running mean and variance."""
@@ -65,7 +68,8 @@ def is_write(node: Node) -> bool:
 def must_stay(node: Node) -> bool:
     """Whether it matters what runs before a node: random numbers, changes in place, exchanges."""
     if not isinstance(node.target, torch._ops.OpOverload):
-        return True
+        # Numbers of Python's, such as sizes, are computed by these.
+        return getattr(node.target, "__module__", "") not in _OF_NUMBERS
     return is_write(node) or is_random(node)
 
 
