@@ -158,6 +158,20 @@ PACKED: dict[str, Packed] = {
     "sums of these": lambda s, y, q: (
         F.cross_entropy(s, y, reduction="sum") / len(y) - q.sum(1).tanh().sum() / q.shape[0] / 3
     ),
+    "by their elements": lambda s, y, q: (
+        s.logsumexp(-1).sum() / y.numel() + q.tanh().sum() / q.numel()
+    ),
+    "along the first dimension": lambda s, y, q: (
+        s.square().mean(0).sum() + q.mean(0).mean() / 2 + s.tanh().mean((0, 1))
+    ),
+    "all together": lambda s, y, q: (
+        (s.logsumexp(-1).sum() + q.sum(1).tanh().sum()) / (len(s) + len(q))
+    ),
+    "bounded": lambda s, y, q: F.cross_entropy(s, y, reduction="sum") / max(len(y), 1),
+    "in pieces": lambda s, y, q: sum(
+        F.mse_loss(a, F.one_hot(b, CLASSES).double(), reduction="sum") / y.shape[0]
+        for a, b in zip(s.split(2), y.split(2), strict=True)
+    ),
 }
 """Losses of batches that have no number of rows: words of sequences, one after the other."""
 

@@ -177,13 +177,22 @@ def _counted(work: Rewriting, count: Count) -> Node:
         if count.source is not None and count.each is not None:
             selected = add_call(graph, aten.count_nonzero.default, count.source)
             return add_call(graph, aten.mul.Tensor, selected, count.each)
-        number = count.number
-        if count.source is not None:
-            number = add_call(graph, aten.sym_numel.default, count.source)
+        number = count.number if count.source is None else _size(work, count)
         example: Any = first.args[0]
         # Not from the example, which may be known too late.
         named = {"dtype": torch.float64, "device": example.meta["val"].device}
         return add_call(graph, aten.full.default, [], number, **named)
+
+
+def _size(work: Rewriting, count: Count) -> Node:
+    """The number of elements of a tensor, or a number of the graph, at its insertion point."""
+    assert count.source is not None
+    if not isinstance(count.source.meta["val"], torch.Tensor):
+        return count.source
+    if count.dims is None:
+        return add_call(work.graph, aten.sym_numel.default, count.source)
+    sizes = [add_call(work.graph, aten.sym_size.int, count.source, place) for place in count.dims]
+    return functools.reduce(functools.partial(add_call, work.graph, operator.mul), sizes)
 
 
 def _factor(work: Rewriting, divisor: Divisor | Count) -> Any:

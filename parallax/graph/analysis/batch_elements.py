@@ -49,8 +49,13 @@ class BatchElements:
         self.batch = from_batch(step)
         """What follows from the batch, and maybe from parameters as well."""
         inputs = zip(step.own_placeholders(), step.inputs, strict=True)
-        given = [node.meta.get("val") for node, item in inputs if item.kind == "batch"]
-        self._given = [value for value in given if isinstance(value, torch.Tensor) and value.dim()]
+        given = {node: node.meta.get("val") for node, item in inputs if item.kind == "batch"}
+        self._by_node = {
+            node: value
+            for node, value in given.items()
+            if isinstance(value, torch.Tensor) and value.dim()
+        }
+        self._given = list(self._by_node.values())
         self._by_item = by_item
         self._drawn: set[Node] = set()
         self._other = set(parameters)
@@ -61,6 +66,10 @@ class BatchElements:
                 self._drawn.add(node)
             if node in self._drawn or any(one in self._other for one in node.all_input_nodes):
                 self._other.add(node)
+
+    def given(self, nodes: Collection[Node]) -> list[torch.Tensor]:
+        """The batch's tensors of which nodes are."""
+        return [value for node, value in self._by_node.items() if node in nodes]
 
     def is_of_other(self, node: Any) -> bool:
         """Whether a node follows from parameters or random numbers."""

@@ -30,7 +30,7 @@ from parallax.graph.analysis.loss_terms import (
     terms,
     weighted_uses,
 )
-from parallax.graph.common.operations import must_stay
+from parallax.graph.common.operations import ancestors, must_stay
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.common.slices import masks_of
 from parallax.graph.common.torch_internals import free_unbacked_symbols
@@ -56,8 +56,10 @@ class Count:
 
     Args:
         number: of elements.
-        source: the mask that selects them, or a tensor that has so many; None if it is known.
+        source: the mask that selects them, a tensor that has so many, or the number itself; None if
+            it is known.
         each: of a mask, how many elements an element of it selects; None if it is no mask.
+        dims: of a tensor, the dimensions whose sizes are multiplied; None for all.
         factors: what multiplies the terms, of each.
         terms: what divides numbers of the loss by it.
         uses: what divides gradients by it.
@@ -66,11 +68,15 @@ class Count:
     number: Number
     source: Node | None
     each: int | None
+    dims: tuple[int, ...] | None = None
     factors: list[Factor] = field(default_factory=list)
     terms: list[Node] = field(default_factory=list)
     uses: list[Node] = field(default_factory=list)
     weighted: list[WeightedUse] = field(default_factory=list)
     """Of its terms."""
+    in_pieces: bool = False
+    """A term adds up a part of what the number is of, and workers may have several numbers of such
+    terms."""
 
 
 def counts(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> list[Count]:
@@ -84,16 +90,15 @@ def counts(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> list[Coun
     """
     search = _Search(step.graph, of_batch, by_rows)
     found = [search.of_loss(loss, after) for loss, after in losses(step.graph)]
-    if sum(map(len, found)) > MOST:
-        found = [_by_number(some) for some in found]
-    return [count for some in found for count in some]
+    whole = _with_pieces_joined([count for some in found for count in some])
+    return whole if len(whole) <= MOST else _with_numbers_joined(found)
 
 
 def selections_of_others(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> Iterator[Node]:
     """Means over selections of whatever a step's losses are made of."""
     search = _Search(step.graph, of_batch, by_rows)
     for loss, _ in losses(step.graph):
-        yield from filter(search.is_of_selected, made_of([loss]))
+        yield from filter(search.is_mean, made_of([loss]))
 
 
 def divides_within(node: Node) -> bool:
@@ -114,26 +119,28 @@ class _Search:
         within: dict[Node, Count] = {}
         by_number: dict[Number, dict[Node, Count]] = {}
         for term, factor in terms(loss, self._is_factor):
-            number = self._divides_by(term)
-            if number is None or not self._is_mean(term, number):
+            node, share = self._dividing(term)
+            number = self._divides_by(node)
+            if number is None or not self._is_mean(node, number):
                 continue
             weighted = weighted_uses(term, factor, self._is_factor, gradients)
             if weighted is None:
                 continue
-            alike = within if term.target in _WITHIN else by_number.setdefault(number, {})
-            count = alike.setdefault(term, replace(self._count(number), terms=[term]))
-            count.factors.append(factor)
+            alike = within if node.target in _WITHIN else by_number.setdefault(number, {})
+            count = alike.setdefault(node, replace(self._count(number, node), terms=[term]))
+            count.in_pieces = node.target in _QUOTIENTS and self._is_piece(node, number)
+            count.factors.append(factor * share)
             count.weighted += weighted
         if not within and not by_number:
             return []
-        known = within.keys() | {term for alike in by_number.values() for term in alike}
+        known = within.keys() | {node for alike in by_number.values() for node in alike}
         others: dict[Number, list[Node]] = {}
         for node in made_of([loss]) - known:
             if self._of_batch.is_of_other(node):
                 others.setdefault(self._divides_by(node), []).append(node)
         after = sorted(gradients, key=self._order.__getitem__)
-        for term, count in within.items():
-            count.uses += [node for node in after if _is_gradient(node, term)]
+        for whole, count in within.items():
+            count.uses += [node for node in after if _is_gradient(node, whole)]
         found = [*within.values()]
         for number, alike in by_number.items():
             if number in others and self._selecting(number):
@@ -154,23 +161,36 @@ class _Search:
         divided for it is not known.
 
         Args:
-            found: by term.
+            found: by what divides for a term.
             others: what else a loss is made of and divides by the number.
             uses: what divides gradients by it.
         """
         divided = sorted((*found, *others), key=self._order.__getitem__, reverse=True)
         pairs = list(zip(divided, uses, strict=False))
         if len(divided) == len(uses) and all(_may_be_use(*pair) for pair in pairs):
-            for term, use in pairs:
-                if term in found:
-                    found[term].uses.append(use)
+            for node, use in pairs:
+                if node in found:
+                    found[node].uses.append(use)
             return [*found.values()]
-        return [] if others else [_joined([*found.values()], uses)]
+        return [] if others else [replace(_joined([*found.values()]), uses=[*uses])]
 
-    def is_of_selected(self, node: Node) -> bool:
-        """Whether a node is a mean over elements that a mask selects."""
+    def is_mean(self, node: Node) -> bool:
+        """Whether a node is a mean over elements of the batch that do not count as its rows do."""
         number = self._divides_by(node)
-        return bool(number is not None and self._selecting(number)) and self._is_mean(node, number)
+        return number is not None and self._is_mean(node, number)
+
+    def _dividing(self, term: Node) -> tuple[Node, Factor]:
+        """What divides for a term of a loss, and what this is multiplied with: ``x.mean(0)`` in
+        ``x.mean(0).sum()`` and in the mean of that."""
+        source: Any = term.args[0] if term.args else None
+        if term.target not in (aten.sum.default, aten.mean.default) or not isinstance(source, Node):
+            return term, Factor()
+        if source.target is not aten.mean.dim or not _is_along_batch(source):
+            return term, Factor()
+        many = how_many(source)
+        if term.target is aten.mean.default and isinstance(many, int) and many:
+            return source, Factor(1 / many)
+        return source, Factor()
 
     def _is_factor(self, factor: float | Node, product: Node) -> bool:
         if not isinstance(factor, Node):
@@ -212,35 +232,84 @@ class _Search:
         source: Any = term.args[0]
         if source not in self._of_batch.batch or self._of_batch.is_of_item(source):
             return False
+        if term.target is aten.mean.dim:
+            return _is_along_batch(term)
         if term.target not in _QUOTIENTS:
             # A mean of one element is over the batch, too, if this has one there.
             return bool(term.meta["val"].dim() == 0 and source.meta["val"].dim() > 0)
-        summands = [summed(part) for part, _ in terms(source, self._is_factor)]
-        return all(one is not None and self._counts(number, symbols, one) for one in summands)
+        summands = self._summed_in(source)
+        if not symbols:
+            return bool(summands) and self._is_of(number, summands)
+        return bool(summands) and all(
+            set(symbols).issubset(self._selecting(self._as_first(how_many(one))))
+            for one in summands
+        )
 
-    def _counts(self, number: Number, symbols: Sequence[Any], summed_up: Node) -> bool:
-        """Whether a number is of the elements of a tensor, or of its rows.
+    def _is_piece(self, node: Node, number: Number) -> bool:
+        """Whether a quotient is of a sum over fewer rows than the number that it divides by says,
+        which is that of the batch's."""
+        summands = self._summed_in(node.args[0])  # type: ignore[arg-type]
+        rows = [self._as_first(expression(one.meta["val"].shape[0])) for one in summands]
+        return number not in rows and number in self._rows_given(summands)
 
-        Args:
-            symbols: sizes of selections that it follows from.
-        """
-        if symbols:
-            return set(symbols).issubset(self._selecting(self._as_first(how_many(summed_up))))
-        # A constant that is the same by chance is so on one worker, if their batches differ.
-        if summed_up.target in NLL:  # its labels are
-            summed_up = summed_up.args[1]  # type: ignore[assignment]
-        shape = summed_up.meta["val"].shape
-        return len(shape) > 0 and bool(self._as_first(expression(shape[0])) == number)
+    def _rows_given(self, nodes: Sequence[Node]) -> list[Number]:
+        """How many rows the batch's tensors have that nodes follow from."""
+        given = self._of_batch.given(ancestors(nodes))
+        return [self._as_first(expression(one.shape[0])) for one in given]
 
-    def _count(self, number: Number) -> Count:
-        """Where a number is known earliest."""
+    def _summed_in(self, whole: Node) -> list[Node]:
+        """What has the rows of what a number sums up; nothing if that is not known of all of it."""
+        found = [_rows_of(summed(part)) for part, _ in terms(whole, self._is_factor)]
+        known = [one for one in found if one is not None]
+        return known if len(known) == len(found) else []
+
+    def _is_of(self, number: Number, summands: Sequence[Node]) -> bool:
+        """Whether a number says of how many elements, or rows, tensors are, or the batch that they
+        follow from. A constant that is the same by chance is so on one worker, if their batches
+        differ."""
+        rows: list[Number] = [
+            self._as_first(expression(one.meta["val"].shape[0])) for one in summands
+        ]
+        sizes: list[Number] = [self._as_first(how_many(one)) for one in summands]
+        if number in (0, 1):  # or of none: max(len(x), 1)
+            return all(one == number for one in rows) or not any(sizes)
+        if all(number in pair for pair in zip(rows, sizes, strict=True)):
+            return True
+        if number in (sum(rows), sum(sizes)):
+            return True
+        return number in self._rows_given(summands)
+
+    def _count(self, number: Number, node: Node) -> Count:
+        """Where the number is known earliest that a node divides by."""
+        arguments: Any = node.args
+        if node.target in _QUOTIENTS and not any(map(how_many, self._summed_in(arguments[0]))):
+            number = 0
         if isinstance(number, int):
             return Count(number, None, None)
         for symbol in self._selecting(number):
             if (number / symbol).is_number:
                 return Count(number, self._masks[symbol][0], int(number / symbol))
+        if node.target is aten.mean.dim:
+            return Count(number, arguments[0], None, tuple(arguments[1]))
+        if node.target in _QUOTIENTS and isinstance(arguments[1].meta["val"], torch.SymInt):
+            return Count(number, arguments[1], None)
         source = next(one for one in self._order if self._as_first(how_many(one)) == number)
         return Count(number, source, None)
+
+
+def _is_along_batch(mean: Node) -> bool:
+    """Whether a mean by dimensions is one along the first."""
+    source, dims = mean.args[:2]
+    rank = source.meta["val"].dim()  # type: ignore[union-attr]
+    return any(place in (0, -rank) for place in dims or range(rank))  # type: ignore[union-attr]
+
+
+def _rows_of(summed_up: Node | None) -> Node | None:
+    """What has the rows of what is summed up; None if nothing is known to have them."""
+    if summed_up is not None and summed_up.target in REDUCTIONS:  # its labels
+        summed_up = summed_up.args[1]  # type: ignore[assignment]
+    value = None if summed_up is None else summed_up.meta.get("val")
+    return summed_up if isinstance(value, torch.Tensor) and value.dim() else None
 
 
 def _selections(graph: Graph) -> tuple[dict[Any, list[Node]], dict[Any, Any]]:
@@ -295,28 +364,39 @@ def _whole(number: Any) -> int | torch.SymInt | None:
     return number if isinstance(number, int | torch.SymInt) else None
 
 
-def _joined(some: Sequence[Count], uses: Sequence[Node]) -> Count:
+def _joined(some: Sequence[Count]) -> Count:
     """One count of terms whose numbers are equal."""
     return replace(
         some[0],
         factors=[factor for count in some for factor in count.factors],
         terms=[term for count in some for term in count.terms],
-        uses=[*uses],
+        uses=[use for count in some for use in count.uses],
         weighted=[one for count in some for one in count.weighted],
     )
 
 
-def _by_number(some: Sequence[Count]) -> list[Count]:
-    """Counts of one loss, where there are many: those of one number as one."""
-    alike: dict[Any, list[Count]] = {}
-    for count in some:
-        key = count.terms[0] if count.terms[0].target in _WITHIN else count.number
-        alike.setdefault(key, []).append(count)
-    return [_joined(one, [use for count in one for use in count.uses]) for one in alike.values()]
+def _with_pieces_joined(found: Sequence[Count]) -> list[Count]:
+    """Counts of which those of pieces are one where they are of one number, multiplied alike."""
+    groups: dict[Any, list[Count]] = {}
+    for place, count in enumerate(found):
+        is_piece = count.in_pieces and len(count.factors) == 1
+        key = (count.number, count.factors[0]) if is_piece else place
+        groups.setdefault(key, []).append(count)
+    return [replace(_joined(some), factors=some[0].factors) for some in groups.values()]
+
+
+def _with_numbers_joined(found: Sequence[Sequence[Count]]) -> list[Count]:
+    """By loss, counts of which those of one number are one, where there are many."""
+    groups: dict[Any, list[Count]] = {}
+    for loss, some in enumerate(found):
+        for count in some:
+            within = count.terms[0] if count.terms[0].target in _WITHIN else None
+            groups.setdefault((loss, within, count.number), []).append(count)
+    return [_joined(some) for some in groups.values()]
 
 
 def _may_be_use(term: Node, use: Node) -> bool:
-    """Whether what divides a gradient has the shape that it has for a term of the loss."""
+    """Whether what divides a gradient has the shape that it has for what divides for a term."""
     source: Any = term if term.target in _QUOTIENTS else term.args[0]
     return same_shape(source.meta["val"].shape, use.meta["val"].shape)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -29,7 +32,8 @@ def note_sums(step: StepGraph, batch: Sequence[Any]) -> None:
         batch: flat. Where its tensors have several first sizes (values and offsets of bags), each
             may be that of what a loss adds up.
     """
-    if (where := _sum_over_batch(step, first_sizes(batch) - {0, 1})) is not None:
+    sizes = first_sizes(batch) - {0, 1}
+    if (where := _sum_over_batch(step, sizes, sizes | _other_numbers(batch))) is not None:
         step.notes.append(
             "the loss is a sum over the batch, and gradients are averaged over workers: the sum "
             "over all their batches, as on one device, needs Config(average_dense=False, "
@@ -42,11 +46,24 @@ def first_sizes(batch: Iterable[Any]) -> set[int]:
     return {item.shape[0] for item in batch if isinstance(item, torch.Tensor) and item.dim()}
 
 
-def _sum_over_batch(step: StepGraph, sizes: Collection[int]) -> SourceLine | None:
+def _other_numbers(batch: Iterable[Any]) -> set[int]:
+    """What else a loss may divide by: how many elements tensors have, and two of them together."""
+    tensors = [item for item in batch if isinstance(item, torch.Tensor) and item.dim()]
+    whole = {item.numel() for item in tensors}
+    pairs = [*itertools.combinations(first_sizes(tensors), 2), *itertools.combinations(whole, 2)]
+    return (whole | set(map(sum, pairs))) - {0, 1}
+
+
+def _sum_over_batch(
+    step: StepGraph, sizes: Collection[int], numbers: Collection[int]
+) -> SourceLine | None:
+    """Where a loss adds up tensors of these sizes, and divides by none of these numbers."""
+
     def is_no_mean(factor: float | Node, _: Node) -> bool:
         if isinstance(factor, Node):
             return False
-        return abs(factor) >= _LEAST_SHARE and all(abs(factor) * rows != 1 for rows in sizes)
+        is_share = any(math.isclose(abs(factor) * number, 1) for number in numbers)
+        return abs(factor) >= _LEAST_SHARE and not is_share
 
     batch = from_batch(step)
     for loss, _ in losses(step.graph):
@@ -58,17 +75,19 @@ def _sum_over_batch(step: StepGraph, sizes: Collection[int]) -> SourceLine | Non
 
 def _adds_up(node: Node, sizes: Collection[int]) -> bool:
     """Whether a number is a sum over tensors that have the rows of the batch."""
-    source = node.args[0] if node.args else None
+    source: Any = node.args[0] if node.args else None
     if not isinstance(source, Node):
         return False
-    if source.target in REDUCTIONS:  # a function of several results, of which this is one
+    if node.target is operator.getitem and source.target in REDUCTIONS:  # one of several results
         node, source = source, source.args[0]
     place = REDUCTIONS.get(node.target)
     if place is not None:
         is_sum = len(node.args) > place and bool(node.args[place] == SUM)
         # Of sequences, one for each item.
         return is_sum and any(_length(source) % rows == 0 for rows in sizes)
-    if node.target not in (aten.sum.default, aten.sum.dim_IntList) or _is_divided(source):
+    if node.target not in (aten.sum.default, aten.sum.dim_IntList):
+        return False
+    if source.target is aten.mean.dim or _is_divided(source):
         return False
     return _length(source) in sizes and not any(map(_puts_numbers_together, elements(source)))
 
