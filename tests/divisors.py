@@ -65,6 +65,10 @@ ALIKE: dict[str, Loss] = {
         (_of_each(s, y) * (y != PAD)).sum()
         / (2 * (len(y) * y.shape[1] - torch.count_nonzero(y == PAD)).clamp(min=1))
     ),
+    "weighted together": lambda s, y: (
+        torch.stack([_words(s, y, ignore_index=PAD), s.square().mean()])
+        * torch.tensor([0.5, 2.0]).double()
+    ).sum(),
     "mask and a little": lambda s, y: (
         (_of_each(s, y) * (y != PAD)).sum() / ((y != PAD).double().sum() + 1e-8)
     ),
@@ -164,6 +168,15 @@ PACKED: dict[str, Packed] = {
     "along the first dimension": lambda s, y, q: (
         s.square().mean(0).sum() + q.mean(0).mean() / 2 + s.tanh().mean((0, 1))
     ),
+    "weighted together": lambda s, y, q: (
+        (
+            torch.stack([F.cross_entropy(s, y), q.tanh().square().mean()])
+            * torch.tensor([1.0, 0.5]).double()
+        ).sum()
+        + torch.tensor([2.0, -1.0]).double()
+        @ torch.stack([s.square().mean(), q.sum(1).tanh().square().mean()])
+    ),
+    "one behind the other": lambda s, y, q: torch.cat([s.logsumexp(-1), q.sum(1).tanh()]).mean(),
     "all together": lambda s, y, q: (
         (s.logsumexp(-1).sum() + q.sum(1).tanh().sum()) / (len(s) + len(q))
     ),

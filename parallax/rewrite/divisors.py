@@ -78,6 +78,9 @@ def _divide_by_all(batches: Batches, work: Rewriting) -> None:
         if behind:
             first = min(behind, key=order.__getitem__)
             _exchange(work, {}, first, first)
+        else:  # as of an empty batch; others may wait for these totals before they send more
+            nodes = list(order)
+            _exchange(work, {}, _behind_inputs(nodes[0]), nodes[-1])
 
 
 def _tell_of(late: Iterable[Divisor | Count]) -> None:

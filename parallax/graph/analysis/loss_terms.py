@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, Node
 
 from parallax.graph.common.operations import ancestors, has_one_element, is_view
+from parallax.graph.common.torch_internals import FakeTensor
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -40,6 +41,7 @@ _SUMS = {aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor}
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 _QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
 _COPIES = {aten._to_copy.default, aten.clone.default}
+_CONSTANTS_COPIED = {*_COPIES, aten.lift_fresh_copy.default, aten.detach.default}
 _OF_SEVERAL = {aten.sum.default: False, aten.mean.default: True}
 """Reductions of a list of terms, and whether they divide by its length."""
 
@@ -210,10 +212,11 @@ def _parts(node: Node, scales: Scales) -> list[tuple[Node, Factor]] | None:
         return [(arguments[0], Factor(-1.0))]
     if target in _PRODUCTS or target in _QUOTIENTS:
         return _scaled(node, scales)
-    if target in _OF_SEVERAL and _is_list(arguments[0]):
-        several = arguments[0].args[0]
-        share = Factor(1 / len(several) if _OF_SEVERAL[target] else 1.0)
-        return [(one, share) for one in several]
+    if target in _OF_SEVERAL or target is aten.dot.default:
+        several = _weighted_list(node if target is aten.dot.default else arguments[0])
+        if several is not None:
+            share = Factor(1 / len(several) if _OF_SEVERAL.get(target) else 1.0)
+            return [(one, Factor(weight) * share) for one, weight in several]
     if target in _COPIES or (is_view(node) and target is not operator.getitem):
         return [(arguments[0], Factor())] if node.op == "call_function" else None
     return None
@@ -236,12 +239,51 @@ def _scaled(node: Node, scales: Scales) -> list[tuple[Node, Factor]] | None:
     return None
 
 
+def _weighted_list(node: Any) -> list[tuple[Node, float]] | None:
+    """Numbers that are put together, each with the constant that multiplies it there; None if that
+    is not what a node does."""
+    if _is_list(node):
+        return [(one, 1.0) for one in node.args[0]]
+    if not isinstance(node, Node) or node.target not in (aten.mul.Tensor, aten.dot.default):
+        return None
+    for several, other in (node.args[:2], node.args[1::-1]):
+        weights = _constants(other)
+        if _is_list(several) and weights is not None:
+            numbers = several.args[0]  # type: ignore[union-attr]
+            if len(weights) == len(numbers):  # type: ignore[arg-type]
+                return list(zip(numbers, weights, strict=True))  # type: ignore[arg-type]
+    return None
+
+
+def _constants(node: Any) -> list[float] | None:
+    """The numbers of a tensor that is part of the graph; None for others."""
+    while isinstance(node, Node) and node.target in _CONSTANTS_COPIED:
+        node = node.args[0]
+    if not isinstance(node, Node) or node.op != "get_attr":
+        return None
+    tensor = getattr(node.graph.owning_module, str(node.target), None)
+    if not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor) or tensor.dim() != 1:
+        return None
+    return [float(number) for number in tensor.tolist()]
+
+
 def _is_list(node: Any) -> bool:
     """Whether a node puts several numbers together."""
     if not isinstance(node, Node) or node.target not in (aten.stack.default, aten.cat.default):
         return False
     several: Any = node.args[0]
-    return all(_is_number(one) for one in several)
+    return all(_is_number(one) and _has_no_dimension(one) for one in several)
+
+
+def _has_no_dimension(node: Any) -> bool:
+    """Whether a number has no dimension, or is a view of one that has none: sets of the batch may
+    have one element by chance."""
+    while node.meta["val"].dim():
+        is_of_torch = isinstance(node.target, torch._ops.OpOverload)
+        if not is_of_torch or not is_view(node):
+            return False
+        node = node.args[0]
+    return True
 
 
 def _is_number(node: Any) -> bool:

@@ -115,9 +115,10 @@ class BatchTotals:
             self._looks = 0
             if self._world.rank == 0:
                 logger.warning(
-                    "the losses of workers' steps are sums of differing terms, as where they have "
-                    "several numbers of micro-batches: means over some of the batch are each "
-                    "worker's own"
+                    "the losses of workers' steps are sums of differing terms, so means over some "
+                    "of the batch are each worker's own: pass equally many micro-batches, and "
+                    "leave out no term where a set is empty (`if len(x)`), whose mean counts for "
+                    "nothing"
                 )
 
     def _differ(self, told: torch.Tensor) -> torch.Tensor:
