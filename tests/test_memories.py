@@ -237,6 +237,42 @@ def test_a_run_goes_on_from_a_saved_state(name: str) -> None:
         assert torch.equal(found, wanted)
 
 
+def test_running_losses_that_began_as_numbers_go_on_from_a_saved_state() -> None:
+    class Meter:
+        total: Any = 0.0
+
+        def add(self, loss: torch.Tensor) -> None:
+            self.total = self.total + loss
+
+    class Trainer:
+        def __init__(self) -> None:
+            torch.manual_seed(2)
+            self.model = nn.Linear(3, 2)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+            self.loss: Any = 0.0
+            self.meters = [Meter()]
+
+        def step(self, x: torch.Tensor) -> torch.Tensor:
+            self.optimizer.zero_grad()
+            loss = self.model(x).square().mean()
+            loss.backward()
+            self.optimizer.step()
+            self.loss += loss.detach()
+            self.meters[0].add(loss.detach())
+            return loss
+
+    first, second = Trainer(), Trainer()
+    runner, other = alone(first.step), alone(second.step)
+    for _ in range(2):
+        runner.run(rows(4))
+    other.load_state_dict(copy.deepcopy(runner.state_dict()))
+    for one in (runner, other):
+        one.run(rows(4))
+    assert torch.equal(first.loss, second.loss)
+    assert torch.equal(first.loss, first.meters[0].total)
+    assert torch.equal(first.loss, second.meters[0].total)
+
+
 def _gradients_differ(world: World) -> bool:
     model, optimizer = linear()
 

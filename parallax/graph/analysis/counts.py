@@ -94,8 +94,8 @@ def counts(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> list[Coun
     return whole if len(whole) <= MOST else _with_numbers_joined(found)
 
 
-def selections_of_others(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> Iterator[Node]:
-    """Means over selections of whatever a step's losses are made of."""
+def means_of_others(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> Iterator[Node]:
+    """Means over elements of the batch in whatever a step's losses are made of."""
     search = _Search(step.graph, of_batch, by_rows)
     for loss, _ in losses(step.graph):
         yield from filter(search.is_mean, made_of([loss]))
@@ -124,10 +124,11 @@ class _Search:
             if number is None or not self._is_mean(node, number):
                 continue
             weighted = weighted_uses(term, factor, self._is_factor, gradients)
-            if weighted is None:
+            count = self._count(number, node)
+            if weighted is None or count is None:
                 continue
             alike = within if node.target in _WITHIN else by_number.setdefault(number, {})
-            count = alike.setdefault(node, replace(self._count(number, node), terms=[term]))
+            count = alike.setdefault(node, replace(count, terms=[term]))
             count.in_pieces = node.target in _QUOTIENTS and self._is_piece(node, number)
             count.factors.append(factor * share)
             count.weighted += weighted
@@ -279,8 +280,8 @@ class _Search:
             return True
         return number in self._rows_given(summands)
 
-    def _count(self, number: Number, node: Node) -> Count:
-        """Where the number is known earliest that a node divides by."""
+    def _count(self, number: Number, node: Node) -> Count | None:
+        """Where the number is known earliest that a node divides by; None if it is nowhere."""
         arguments: Any = node.args
         if node.target in _QUOTIENTS and not any(map(how_many, self._summed_in(arguments[0]))):
             number = 0
@@ -291,10 +292,14 @@ class _Search:
                 return Count(number, self._masks[symbol][0], int(number / symbol))
         if node.target is aten.mean.dim:
             return Count(number, arguments[0], None, tuple(arguments[1]))
-        if node.target in _QUOTIENTS and isinstance(arguments[1].meta["val"], torch.SymInt):
-            return Count(number, arguments[1], None)
-        source = next(one for one in self._order if self._as_first(how_many(one)) == number)
-        return Count(number, source, None)
+        source = next((one for one in self._order if self._says(one, number)), None)
+        return None if source is None else Count(number, source, None)
+
+    def _says(self, node: Node, number: Number) -> bool:
+        """Whether a node is a number, or a tensor with that number of elements."""
+        value = node.meta.get("val")
+        size = expression(value) if isinstance(value, torch.SymInt) else how_many(node)
+        return bool(self._as_first(size) == number)
 
 
 def _is_along_batch(mean: Node) -> bool:

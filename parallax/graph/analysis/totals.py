@@ -9,7 +9,7 @@ from torch.fx import Node
 
 from parallax.errors import SourceLine
 from parallax.graph.analysis.batch_elements import BatchElements
-from parallax.graph.analysis.counts import Count, counts, selections_of_others
+from parallax.graph.analysis.counts import Count, counts, means_of_others
 from parallax.graph.analysis.divisors import (
     Divisor,
     divided_by_inputs,
@@ -66,7 +66,7 @@ def means_left_alone(
     terms = {node for one in _totals(step, of_batch, batches) for node in one.terms}
     known = terms.union(*(node.all_input_nodes for node in terms))  # a sum of quotients
     left = set(parts_of_others(step, of_batch, batches.leave_out))
-    left.update(selections_of_others(step, of_batch, batches.by_rows))
+    left.update(means_of_others(step, of_batch, batches.by_rows))
     return next((line_of(node) for node in step.graph.nodes if node in left - known), None)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.objects.discovery import Root, StepObjects
 from parallax.graph.objects.holders import is_container
 from parallax.graph.objects.paths import Key, dotted, get_at, put_at, top, tuple_like
 from parallax.runtime.state.state_table import StateTable
@@ -39,12 +39,19 @@ def _later(state: StateTable) -> dict[str, tuple[Any, bool]]:
         if state.is_state(leaf) is False:
             continue
         shared = (leaf.root, leaf.key[:1]) in first
-        path = leaf.key if shared else leaf.key[:1]
+        path = leaf.key if shared else _saved_path(state.objects.holders[leaf.root], leaf.key)
         name = dotted(leaf.root, path)
         was_read = name in found and found[name][1]
         value = get_at(state.objects.holders[leaf.root], path)
         found[name] = value, was_read or state.is_read(leaf)
     return found
+
+
+def _saved_path(holder: Any, key: Key) -> Key:
+    """The way to the outermost container of a tensor that can be saved as a whole: not to an object
+    of the user's, which has it."""
+    lengths = range(1, len(key))
+    return next((key[:n] for n in lengths if _is_plain(get_at(holder, key[:n]))), key)
 
 
 def _is_plain(value: Any) -> bool:
@@ -67,7 +74,8 @@ class GivenLater:
         self.flat: dict[str, Any] = {}
         """The entries, or their items, that are known leaves."""
         self.unexpected: list[Any] = []
-        self._places: list[tuple[Any, Key, Any]] = []
+        self._objects = objects
+        self._places: list[tuple[Root, Key, Any]] = []
         for name, value in given.items():
             items = dict(_items(name, value))
             if items and items.keys() <= known:
@@ -83,13 +91,14 @@ class GivenLater:
 
     def take(self) -> None:
         """Put what no leaf is there for."""
-        for holder, path, value in self._places:
+        for root, path, value in self._places:
             try:
-                there = get_at(holder, path)
+                there = get_at(root.holder, path)
             except (LookupError, AttributeError):
                 there = None
             if not _merged(there, value):
-                put_at(holder, path, _copied(value))
+                put_at(root.holder, path, _copied(value))
+            self._objects.hold(root)  # it may have held a number until now
 
 
 def holds_tensors(value: Any) -> bool:
@@ -128,30 +137,40 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _place(objects: StepObjects, name: str) -> tuple[Any, Key] | None:
+def _place(objects: StepObjects, name: str) -> tuple[Root, Key] | None:
     """Where a step would put what has this name: an attribute or an entry of something that is
     there, or what a name is bound to."""
     roots = [
-        *objects.holders.items(),
-        *((root.name, root.holder) for root in objects.attributes.values()),
-        *((one.root.name, one.root.holder) for one in objects.containers),
+        *(Root(root, holder) for root, holder in objects.holders.items()),
+        *objects.attributes.values(),
+        *(one.root for one in objects.containers),
     ]
-    for root, holder in roots:
-        if name == root:
-            return holder, ()
-        if name.startswith(f"{root}.") and (way := _way(top(holder), name[len(root) + 1 :])):
-            return holder, way
+    for root in roots:
+        if name == root.name:
+            return root, ()
+        begins = name.startswith(f"{root.name}.")
+        if begins and (way := _way(top(root.holder), name[len(root.name) + 1 :])):
+            return root, way
     return None
 
 
 def _way(container: Any, name: str) -> Key | None:
     first, _, rest = name.partition(".")
     if rest:
-        is_mapping = isinstance(container, dict)
-        inner = container.get(first) if is_mapping else getattr(container, first, None)
+        key, inner = _inner(container, first)
         if is_container(inner) and (way := _way(inner, rest)):
-            return (first, *way)
+            return (key, *way)
     return (name,) if _has(container, name) else None
+
+
+def _inner(container: Any, name: str) -> tuple[Any, Any]:
+    """What a name is of in a container, and by which key; None if it is of nothing."""
+    if isinstance(container, list | tuple):
+        place = int(name) if name.isdecimal() else len(container)
+        return place, container[place] if place < len(container) else None
+    if isinstance(container, dict):
+        return name, container.get(name)
+    return name, getattr(container, name, None)
 
 
 def _has(value: Any, key: str) -> bool:
