@@ -181,10 +181,13 @@ def _counted(work: Rewriting, count: Count) -> Node:
             selected = add_call(graph, aten.count_nonzero.default, count.source)
             return add_call(graph, aten.mul.Tensor, selected, count.each)
         number = count.number if count.source is None else _size(work, count)
-        example: Any = first.args[0]
-        # Not from the example, which may be known too late.
-        named = {"dtype": torch.float64, "device": example.meta["val"].device}
-        return add_call(graph, aten.full.default, [], number, **named)
+        like: Any = first.args[0]
+        # By its device alone: the tensor itself may be known too late.
+        example = like.meta["val"].new_empty((), dtype=torch.float64)
+        named = {"dtype": example.dtype, "device": example.device}
+        found = graph.call_function(aten.full.default, ([], number), named)
+        found.meta["val"] = example
+        return found
 
 
 def _size(work: Rewriting, count: Count) -> Node:
