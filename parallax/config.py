@@ -25,10 +25,8 @@ COMPILE_MODES: tuple[str, ...] = ("auto", "inductor", "none")
 
 DUMP_VARIABLE = "PARALLAX_DUMP"
 
-MAX_LOCAL_WORKERS = 1024
-
-
 DEFAULT_WORKERS = 2
+MAX_LOCAL_WORKERS = 1024
 
 
 @dataclass(frozen=True, init=False)

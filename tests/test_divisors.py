@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import divisor_losses
 import divisors
 import pytest
 import torch
@@ -19,7 +20,7 @@ TOTALS = 528
 """Bytes of a message of totals."""
 
 
-@pytest.mark.parametrize("name", divisors.ALIKE)
+@pytest.mark.parametrize("name", divisor_losses.ALIKE)
 def test_the_numbers_of_one_device(pool: Pool, name: str) -> None:
     division = [counts[:2] for counts in DIVISION]
     for far, sent in pool.run(2, divisors.train, name, division, {}):
@@ -27,7 +28,7 @@ def test_the_numbers_of_one_device(pool: Pool, name: str) -> None:
         assert sent == (0 if name == "all labels" else TOTALS * len(division))
 
 
-@pytest.mark.parametrize("name", divisors.SELECTED)
+@pytest.mark.parametrize("name", divisor_losses.SELECTED)
 def test_means_over_selections(pool: Pool, name: str) -> None:
     division = [counts[:2] for counts in DIVISION]
     for far, sent in pool.run(2, divisors.train, name, division, {}):
@@ -35,7 +36,7 @@ def test_means_over_selections(pool: Pool, name: str) -> None:
         assert sent == TOTALS * len(division)
 
 
-@pytest.mark.parametrize("name", divisors.WEIGHTED)
+@pytest.mark.parametrize("name", divisor_losses.WEIGHTED)
 def test_means_with_learned_weights(pool: Pool, name: str) -> None:
     """Their gradients are of means, too, so these have to be those of all batches."""
     division = [counts[:2] for counts in DIVISION]
@@ -51,8 +52,8 @@ LEFT_ALONE = ("a part of a mean", "another division", "a part of another", "no s
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_means_that_a_loss_is_no_sum_of_have_a_line(name: str) -> None:
-    loss = divisors.OTHERS[name]
-    assert "divisors.py" in divisors.line_left_alone(lambda net, x, y: loss(net(x), y))
+    loss = divisor_losses.OTHERS[name]
+    assert "divisor_losses.py" in divisors.line_left_alone(lambda net, x, y: loss(net(x), y))
 
 
 @pytest.mark.parametrize(("counted", "is_told"), [(False, True), (True, False)])
@@ -63,18 +64,18 @@ def test_a_number_of_the_batch_that_divides_more_than_a_sum_over_it_is_told(
 
 
 def test_tasks_that_are_weighted_at_once_have_a_line() -> None:
-    assert "divisors.py" in divisors.line_left_alone(divisors.of_tasks_at_once)
+    assert "divisor_losses.py" in divisors.line_left_alone(divisors.of_tasks_at_once)
 
 
-@pytest.mark.parametrize("name", [*divisors.ALIKE, *divisors.SELECTED])
+@pytest.mark.parametrize("name", [*divisor_losses.ALIKE, *divisor_losses.SELECTED])
 def test_means_that_are_those_of_all_batches_have_none(name: str) -> None:
-    loss = {**divisors.ALIKE, **divisors.SELECTED}[name]
+    loss = {**divisor_losses.ALIKE, **divisor_losses.SELECTED}[name]
     assert not divisors.line_left_alone(lambda net, x, y: loss(net(x), y))
 
 
-@pytest.mark.parametrize("name", divisors.WEIGHTED)
+@pytest.mark.parametrize("name", divisor_losses.WEIGHTED)
 def test_nor_have_they_with_learned_weights(name: str) -> None:
-    assert not divisors.line_left_alone(divisors.WEIGHTED[name])
+    assert not divisors.line_left_alone(divisor_losses.WEIGHTED[name])
 
 
 @pytest.mark.parametrize("last", [1, 4])
@@ -117,7 +118,7 @@ KINDS = (int, float, torch.Tensor)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"), sampled(itertools.product(divisors.GIVEN, KINDS), 8), ids=str
+    ("name", "kind"), sampled(itertools.product(divisor_losses.GIVEN, KINDS), 8), ids=str
 )
 def test_sums_that_are_divided_by_a_number_that_comes_with_the_batch(
     pool: Pool, name: str, kind: type
@@ -140,7 +141,7 @@ LENGTHS = [
 """By step and worker, lengths of sequences."""
 
 
-@pytest.mark.parametrize("name", divisors.PACKED)
+@pytest.mark.parametrize("name", divisor_losses.PACKED)
 @pytest.mark.parametrize(("size", "strategy"), [(2, "HYBRID"), (3, "PS")])
 def test_batches_without_rows_count_by_what_means_are_over(
     pool: Pool, name: str, size: int, strategy: str
@@ -176,7 +177,7 @@ def test_however_variables_are_synchronised(
         assert far < ROUNDING
 
 
-@pytest.mark.parametrize("name", divisors.OTHERS)
+@pytest.mark.parametrize("name", divisor_losses.OTHERS)
 def test_what_is_no_such_mean_is_left(pool: Pool, name: str) -> None:
     division = [counts[:2] for counts in DIVISION[:2]]
     for _, sent in pool.run(2, divisors.train, name, division, {}):

@@ -50,12 +50,11 @@ class BatchElements:
         """What follows from the batch, and maybe from parameters as well."""
         inputs = zip(step.own_placeholders(), step.inputs, strict=True)
         given = {node: node.meta.get("val") for node, item in inputs if item.kind == "batch"}
-        self._by_node = {
+        self._given = {
             node: value
             for node, value in given.items()
             if isinstance(value, torch.Tensor) and value.dim()
         }
-        self._given = list(self._by_node.values())
         self._by_item = by_item
         self._drawn: set[Node] = set()
         self._other = set(parameters)
@@ -69,7 +68,7 @@ class BatchElements:
 
     def given(self, nodes: Collection[Node]) -> list[torch.Tensor]:
         """The batch's tensors of which nodes are."""
-        return [value for node, value in self._by_node.items() if node in nodes]
+        return [value for node, value in self._given.items() if node in nodes]
 
     def is_of_other(self, node: Any) -> bool:
         """Whether a node follows from parameters or random numbers."""
@@ -121,7 +120,7 @@ class BatchElements:
         )
 
     def _are_rows(self, count: Any) -> bool:
-        return all(same_shape(value.shape[:1], (count,)) for value in self._given)
+        return all(same_shape(value.shape[:1], (count,)) for value in self._given.values())
 
     def _are_groups(self, node: Node) -> bool:
         """Whether a view puts the rows of a batch into groups."""
@@ -132,7 +131,7 @@ class BatchElements:
         own: Any = node.meta["val"]
         alike = [
             value
-            for value in self._given
+            for value in self._given.values()
             if value.dtype is own.dtype and same_shape(value.shape[1:], own.shape[1:])
         ]
         return isinstance(count, int) and len(alike) >= count > 1

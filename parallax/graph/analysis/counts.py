@@ -7,7 +7,7 @@ to be the one of all their batches for the loss to be that of one device.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -250,13 +250,15 @@ class _Search:
         """Whether a quotient is of a sum over fewer rows than the number that it divides by says,
         which is that of the batch's."""
         summands = self._summed_in(node.args[0])  # type: ignore[arg-type]
-        rows = [self._as_first(expression(one.meta["val"].shape[0])) for one in summands]
-        return number not in rows and number in self._rows_given(summands)
+        given = self._rows_given(summands)
+        return number in given and number not in self._rows(one.meta["val"] for one in summands)
 
     def _rows_given(self, nodes: Sequence[Node]) -> list[Number]:
         """How many rows the batch's tensors have that nodes follow from."""
-        given = self._of_batch.given(ancestors(nodes))
-        return [self._as_first(expression(one.shape[0])) for one in given]
+        return self._rows(self._of_batch.given(ancestors(nodes)))
+
+    def _rows(self, tensors: Iterable[torch.Tensor]) -> list[Number]:
+        return [self._as_first(expression(one.shape[0])) for one in tensors]
 
     def _summed_in(self, whole: Node) -> list[Node]:
         """What has the rows of what a number sums up; nothing if that is not known of all of it."""
@@ -268,9 +270,7 @@ class _Search:
         """Whether a number says of how many elements, or rows, tensors are, or the batch that they
         follow from. A constant that is the same by chance is so on one worker, if their batches
         differ."""
-        rows: list[Number] = [
-            self._as_first(expression(one.meta["val"].shape[0])) for one in summands
-        ]
+        rows = self._rows(one.meta["val"] for one in summands)
         sizes: list[Number] = [self._as_first(how_many(one)) for one in summands]
         if number in (0, 1):  # or of none: max(len(x), 1)
             return all(one == number for one in rows) or not any(sizes)
