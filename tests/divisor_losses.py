@@ -132,6 +132,65 @@ SELECTED: dict[str, Loss] = {
 }
 """Means over selections; of a selection of nothing only the loss is no number."""
 
+
+def _with_some(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    loss = scores.square().mean()
+    chosen = labels == 1
+    if chosen.any():
+        loss = loss + scores[chosen].tanh().mean()
+    others = scores[labels == 2]
+    if len(others):
+        loss = loss - F.l1_loss(others, others.detach() + 1) / 3
+    return loss
+
+
+def _in_a_line(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    first, second = labels == 1, labels == 2
+    return (
+        scores.square().mean()
+        + (scores[first].tanh().mean() if first.any() else 0.0)
+        + (scores[second].square().mean() if second.any() else scores.sum() * 0)
+    )
+
+
+def _by_class(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    loss = 0 * scores.sum()
+    each = of_each(scores, labels)
+    for label in range(1, CLASSES):
+        chosen = labels == label
+        if chosen.any():
+            loss = loss + each[chosen].mean() / label
+            loss = loss + (scores[..., 0] * chosen).sum() / chosen.sum()
+    return loss
+
+
+def _by_one_number(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """As detectors do: scores are divided by how many places count, which there may be none of."""
+    chosen = labels != PAD
+    count = chosen.sum().clamp(min=1)
+    loss = scores.square().sum() / count
+    if chosen.any():
+        loss = loss + (of_each(scores, labels) * chosen).sum() / count
+    return loss
+
+
+def _by_helper(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def mean(of: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (of * mask).sum() / mask.sum() if mask.any() else 0 * of.sum()
+
+    each = of_each(scores, labels)
+    return mean(each, labels != PAD) + mean(each.square(), labels == 1) - mean(each, labels == 3)
+
+
+LEFT_OUT: dict[str, Loss] = {
+    "terms of their own lines": _with_some,
+    "terms of one line": _in_a_line,
+    "classes": _by_class,
+    "one number": _by_one_number,
+    "a helper": _by_helper,
+}
+"""Losses that leave out a term where a batch has nothing for it."""
+
 Packed = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """Of scores [words, classes], labels [words], and scores [sequences, classes]."""
 PACKED: dict[str, Packed] = {

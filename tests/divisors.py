@@ -13,6 +13,7 @@ from divisor_losses import (
     ALIKE,
     CLASSES,
     GIVEN,
+    LEFT_OUT,
     LENGTH,
     OTHERS,
     PACKED,
@@ -174,7 +175,7 @@ def train(
         division: by step and worker, how many rows; fewer than none where no label counts.
         settings: beside the number of workers.
     """
-    loss = {**ALIKE, **SELECTED, **OTHERS}[name]
+    loss = {**ALIKE, **SELECTED, **LEFT_OUT, **OTHERS}[name]
     batches = data(division, seed=5)
     return _train(world, lambda net, x, y: loss(net(x), y), batches, settings)
 
@@ -282,7 +283,7 @@ def told_of_pieces(world: World, sizes: Sequence[int]) -> list[str]:
 
     with warnings_of_parallax() as found:
         _train(world, loss, data([(2, 2)] * 4, seed=5), {})
-    return [one for one in found if "differing terms" in one]
+    return [one for one in found if "differing numbers" in one]
 
 
 def train_packed(

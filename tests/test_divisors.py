@@ -16,7 +16,7 @@ DIVISION = [(4, 4, 4, 4), (6, 2, 3, 5), (3, -2, 1, -1), (5, 0, 0, 2), (2, 2, 7, 
 """By step and worker, rows; fewer than none where every label is left out."""
 ROUNDING = 1e-12
 ROUNDING_OF_HALVES = 5e-3
-TOTALS = 528
+TOTALS = 1552
 """Bytes of a message of totals."""
 
 
@@ -34,6 +34,19 @@ def test_means_over_selections(pool: Pool, name: str) -> None:
     for far, sent in pool.run(2, divisors.train, name, division, {}):
         assert far < (ROUNDING_OF_HALVES if name == "halves" else ROUNDING)
         assert sent == TOTALS * len(division)
+
+
+SPARSE = [(1, 1, 1), (2, -1, 1), (-2, 1, 3), (-1, -1, 2), (1, 0, 1), (4, 4, 4), (1, -3, 1)]
+"""By step and worker, rows; few, so that some workers have no label of a kind."""
+
+
+@pytest.mark.parametrize("name", divisor_losses.LEFT_OUT)
+@pytest.mark.parametrize(("size", "first"), [(2, 0), (3, 3)])
+def test_terms_that_some_workers_leave_out(pool: Pool, name: str, size: int, first: int) -> None:
+    division = [counts[:size] for counts in SPARSE[first:] + SPARSE[:first]]
+    for far, sent in pool.run(size, divisors.train, name, division, {}):
+        assert far < ROUNDING
+        assert sent == TOTALS * len(division) * (size - 1)
 
 
 @pytest.mark.parametrize("name", divisor_losses.WEIGHTED)

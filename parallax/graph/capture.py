@@ -29,7 +29,7 @@ from parallax.graph.common.torch_internals import (
     swapped,
     trace,
 )
-from parallax.graph.common.user_code import user_place
+from parallax.graph.common.user_code import user_calls, user_place
 from parallax.graph.inputs import Inputs, StandIns
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.draws import Draw, Draws, Streams
@@ -394,7 +394,7 @@ def _note_places(tracer: Any) -> None:
 
     def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
         node: torch.fx.Node = create(*args, **kwargs)
-        node.meta["user_place"] = user_place()
+        node.meta.update(user_place=user_place(), user_calls=user_calls())
         return node
 
     tracer.create_node = create_node

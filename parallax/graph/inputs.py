@@ -92,13 +92,13 @@ class Inputs:
     @property
     def signature(self) -> tuple[GraphInput, ...]:
         """What the placeholders of the graph are, in their order."""
-        python = self.python
+        python, parts = self.python, _parts(self.batch_spec)
         return (
             *(GraphInput("state", leaf.name) for leaf in self.tensors),
             *(GraphInput("number", leaf.name, number=True) for leaf in self.numbers),
             *(GraphInput("outside", site.name, number=True) for site in self.free.outside),
             *(GraphInput("drawn", draw.name, number=True) for draw in self.drawn),
-            *(GraphInput("batch", batch_name(i), i, i in python) for i in self.lifted),
+            *(GraphInput("batch", batch_name(i), i, i in python, parts[i]) for i in self.lifted),
         )
 
     def values(self) -> dict[str, Any]:
@@ -186,6 +186,21 @@ class StandIns:
 def batch_name(index: int) -> str:
     """The name of an input that is part of the batch."""
     return f"batch{index}"
+
+
+def _parts(spec: pytree.TreeSpec) -> list[str]:
+    """Of a batch, to which part each item belongs."""
+    places = list(range(spec.num_leaves))
+    try:
+        paths = pytree.tree_flatten_with_path(pytree.tree_unflatten(places, spec))[0]
+    except ValueError:  # a class that does not tell
+        return [""] * len(places)
+    found = [""] * len(places)
+    for path, place in paths:
+        # Of all arguments, and those by name, which one; then keys.
+        keys = [one for one in path[2:] if not isinstance(one, pytree.SequenceKey)]
+        found[place] = pytree.keystr((*path[:2], *keys))
+    return found
 
 
 def _device(leaf: Leaf, devices: Mapping[str, torch.device]) -> torch.device:

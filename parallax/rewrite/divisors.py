@@ -9,9 +9,10 @@ the step returns are those of the worker's own batch.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +20,15 @@ from torch.fx import Node
 
 from parallax.graph.analysis.counts import Count, divides_within
 from parallax.graph.analysis.divisors import Divisor
-from parallax.graph.analysis.loss_terms import WeightedUse, losses
+from parallax.graph.analysis.loss_terms import Factor, WeightedUse, losses
 from parallax.graph.analysis.totals import Batches, totals
 from parallax.graph.common.operations import add_call
 from parallax.graph.common.user_code import line_of
 from parallax.ops.resources import finish, start
-from parallax.ops.totals import TotalsSpec
+from parallax.ops.totals import MOST_TERMS, TermKey, TotalsSpec
 from parallax.rewrite.context import Pass, Rewriting
 from parallax.rewrite.early import known_early
+from parallax.rewrite.term_keys import TermKeys
 
 aten: Any = torch.ops.aten
 
@@ -99,17 +101,17 @@ def _uses(divisor: Divisor | Count) -> list[Node]:
 
 def _sources(divisor: Divisor | Count, total: Node) -> list[Node]:
     """What is told of a divisor."""
-    return [total, *(node for one in divisor.factors for node in one.times + one.over)]
+    return [total, *(node for _, one in divisor.factors for node in one.times + one.over)]
 
 
 def _exchange(
     work: Rewriting, found: Mapping[Divisor | Count, Node], before: Node, use: Node
 ) -> None:
     """Send totals in front of one node, and divide by those of all workers from another one on."""
-    means = tuple(isinstance(one, Divisor) and one.is_mean for one in found)
-    resource = work.resource(TotalsSpec((), means), "totals")
+    spec, multiplied = _described(work, found)
+    resource = work.resource(spec, "totals")
     with work.graph.inserting_before(before):
-        factors = [_factor(work, one) for one in found]
+        factors = [_factor(work, some) for some in multiplied]
         work.call(start, resource, 0, [*found.values()], factors)
     with work.graph.inserting_before(use):
         all_of_them = work.call(finish, resource, 0)
@@ -201,11 +203,34 @@ def _size(work: Rewriting, count: Count) -> Node:
     return functools.reduce(functools.partial(add_call, work.graph, operator.mul), sizes)
 
 
-def _factor(work: Rewriting, divisor: Divisor | Count) -> Any:
-    """What multiplies the terms of a divisor, all of them together, at the graph's insertion
-    point."""
+def _described(
+    work: Rewriting, found: Mapping[Divisor | Count, Node]
+) -> tuple[TotalsSpec, list[list[Factor]]]:
+    """What is told of totals, and what multiplies terms: for each of ``terms``, of all its line."""
+    keys = TermKeys(work.step)
+    of_totals = keys.of_totals([*found])
+    multiplied: dict[TermKey, list[Factor]] = {}
+    for number, (one, key) in enumerate(zip(found, of_totals, strict=True)):
+        for term, factor in one.factors:
+            multiplied.setdefault(keys.of_term(term, one, key, number), []).append(factor)
+    others = keys.of_others(
+        (loss for loss, _ in losses(work.graph)), {one.line for one in multiplied}
+    )
+    spec = TotalsSpec(
+        (),
+        tuple(isinstance(one, Divisor) and one.is_mean for one in found),
+        tuple(of_totals),
+        tuple(str(line_of(one.terms[0])) for one in found),
+        tuple(multiplied),
+        tuple(itertools.islice(others, max(MOST_TERMS - len(multiplied), 0))),
+    )
+    return spec, [*multiplied.values()]
+
+
+def _factor(work: Rewriting, factors: Sequence[Factor]) -> Any:
+    """What multiplies terms, all of them together, at the graph's insertion point."""
     whole: Any = None
-    for factor in divisor.factors:
+    for factor in factors:
         one: Any = factor.constant
         for node in factor.times:
             one = work.call(operator.mul, one, node)

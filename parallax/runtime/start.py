@@ -176,7 +176,9 @@ def agree_on_batches(
     decides = step.decides_by_batch
     told = world.texts("batches", f"{leaves_out} {alike} {other} {decides}")
     leave_out, alike, other, decide = map(any, zip(*map(_truths, told), strict=True))
-    return Batches(by_rows, leave_out, alike if leave_out else other, decide)
+    # What no first batch decides on, later ones may.
+    total = decide or (alike if leave_out else other)
+    return Batches(by_rows, leave_out, total, decide)
 
 
 def tell_of_means(analysis: Analysis, config: Config, batches: Batches) -> None:

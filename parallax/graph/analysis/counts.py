@@ -60,7 +60,7 @@ class Count:
             it is known.
         each: of a mask, how many elements an element of it selects; None if it is no mask.
         dims: of a tensor, the dimensions whose sizes are multiplied; None for all.
-        factors: what multiplies the terms, of each.
+        factors: terms, each with what multiplies it.
         terms: what divides numbers of the loss by it.
         uses: what divides gradients by it.
     """
@@ -69,7 +69,7 @@ class Count:
     source: Node | None
     each: int | None
     dims: tuple[int, ...] | None = None
-    factors: list[Factor] = field(default_factory=list)
+    factors: list[tuple[Node, Factor]] = field(default_factory=list)
     terms: list[Node] = field(default_factory=list)
     uses: list[Node] = field(default_factory=list)
     weighted: list[WeightedUse] = field(default_factory=list)
@@ -130,7 +130,7 @@ class _Search:
             alike = within if node.target in _WITHIN else by_number.setdefault(number, {})
             count = alike.setdefault(node, replace(count, terms=[term]))
             count.in_pieces = node.target in _QUOTIENTS and self._is_piece(node, number)
-            count.factors.append(factor * share)
+            count.factors.append((term, factor * share))
             count.weighted += weighted
         if not within and not by_number:
             return []
@@ -385,7 +385,7 @@ def _with_pieces_joined(found: Sequence[Count]) -> list[Count]:
     groups: dict[Any, list[Count]] = {}
     for place, count in enumerate(found):
         is_piece = count.in_pieces and len(count.factors) == 1
-        key = (count.number, count.factors[0]) if is_piece else place
+        key = (count.number, count.factors[0][1]) if is_piece else place
         groups.setdefault(key, []).append(count)
     return [replace(_joined(some), factors=some[0].factors) for some in groups.values()]
 

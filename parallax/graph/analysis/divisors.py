@@ -65,7 +65,7 @@ class Divisor:
         steps: from ``total`` to ``value``, what is computed of it.
         is_mean: ``total`` is a mean over the batch, and so is what it divides.
         multiplies: ``value`` is one over the number.
-        factors: what multiplies the terms, of each.
+        factors: terms, each with what multiplies it.
         uses: what divides gradients by it, or multiplies them with it.
     """
 
@@ -74,7 +74,7 @@ class Divisor:
     steps: tuple[Step, ...] = ()
     is_mean: bool = False
     multiplies: bool = False
-    factors: list[Factor] = field(default_factory=list)
+    factors: list[tuple[Node, Factor]] = field(default_factory=list)
     uses: list[Node] = field(default_factory=list)
     terms: list[Node] = field(default_factory=list)
     """What divides numbers of the loss by it."""
@@ -102,7 +102,7 @@ def divisors(step: StepGraph, of_batch: BatchElements) -> list[Divisor]:
                 continue
             known = found.setdefault(divisor.value, replace(divisor, factors=[], weighted=[]))
             if (known.is_mean, known.multiplies) == (divisor.is_mean, divisor.multiplies):
-                known.factors += [factor * own for own in divisor.factors]
+                known.factors += [(term, factor * own) for _, own in divisor.factors]
                 known.terms.append(term)
                 known.weighted += weighted
                 after.setdefault(divisor.value, set()).update(gradients)
@@ -251,8 +251,10 @@ class _Search:
         for part, value, multiplies in _quotients(source) if isinstance(source, Node) else ():
             if not isinstance(part, Node) or not self._found.is_of_batch(value):
                 continue
-            if (found := self._total(value, multiplies)) and self._shares(part, found.total):
-                return Divisor(value, found.total, found.steps, False, multiplies, [Factor()])
+            if part in self._found.batch and (found := self._total(value, multiplies)):
+                return Divisor(
+                    value, found.total, found.steps, False, multiplies, [(term, Factor())]
+                )
         return None
 
     def divides_by_total(self, node: Node) -> bool:
@@ -279,7 +281,7 @@ class _Search:
         if self._found.is_of_other(weight):
             return None
         value = next((user for user in loss.users if user.args[1] == 1), None)
-        return Divisor(value, None, factors=[Factor()]) if value is not None else None
+        return Divisor(value, None, factors=[(loss, Factor())]) if value is not None else None
 
     def _count_alike(self, labels: Node) -> bool:
         """Whether the numbers of labels of all workers' batches are that of all batches in one."""
@@ -300,9 +302,9 @@ class _Search:
         factors = []
         for term, factor in terms(part, self.is_factor):
             source = summed(term, is_mean)
-            if source is None or not self._shares(source, total):
+            if source is None or source not in self._found.batch:
                 return None
-            factors.append(factor)
+            factors.append((term, factor))
         return Divisor(value, total, steps, is_mean, multiplies, factors)
 
     def _total(self, value: Node, is_inverse: bool) -> Followed | None:
@@ -352,14 +354,6 @@ class _Search:
         counted: Any = found.total.args[0] if is_total(found.total) else None
         adds_up = counted is None or self._found.adds_up(counted)
         return adds_up and all(keeps_number(step) for step in found.steps)
-
-    def _shares(self, source: Node, total: Node) -> bool:
-        """Whether elements follow from those of the batch that a total is of; of a number that
-        comes with it, from any."""
-        if not is_total(total):
-            return source in self._found.batch
-        counted = self._found.batch.intersection(elements(total.args[0]))
-        return not counted.isdisjoint(elements(source))
 
 
 def _is_number(node: Node) -> bool:

@@ -25,6 +25,9 @@ class GraphInput:
     index: int = 0
     number: bool = False
     """A Python number rather than a tensor."""
+    part: str = ""
+    """Of the batch, which: the argument, and keys of mappings in it. Places in lists, which may
+    have several lengths, are no part of it."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import linecache
 import os
 import sys
@@ -17,6 +18,11 @@ import sympy
 import torch
 
 from parallax.errors import SourceLine
+
+STEP = "traced_step"
+"""The function that the user's step is called by while it is captured."""
+Calls = tuple[tuple[types.CodeType, int], ...]
+"""Calls that led somewhere, innermost first: their code, and the instruction that each is at."""
 
 _STANDARD = f"{Path(contextlib.__file__).parent}{os.sep}"
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -68,6 +74,27 @@ def user_place() -> tuple[str, int] | None:
             return filename, frame.f_lineno
         frame = frame.f_back
     return None
+
+
+def user_calls() -> Calls:
+    """The calls of the user's code from the step on that run now, if it does; cheap enough, too."""
+    found: list[tuple[types.CodeType, int]] = []
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == STEP:
+            return tuple(found)
+        if not is_internal(frame.f_code.co_filename):
+            found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return ()
+
+
+def position(code: types.CodeType, instruction: int) -> tuple[int | None, ...]:
+    """Where an instruction is in its source: lines and columns, if Python knows them. Of several
+    instructions that belong together a frame may be at another one each time."""
+    if not hasattr(code, "co_positions"):  # before Python 3.11
+        return (instruction,)
+    return next(itertools.islice(code.co_positions(), instruction // 2, None), (instruction,))
 
 
 def source_line(file: str, line: int) -> SourceLine:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import dis
 import io
-import itertools
 import logging
 import sys
 import types
@@ -29,7 +28,7 @@ from parallax.errors import (
 )
 from parallax.graph.common.replaced import replaced
 from parallax.graph.common.torch_internals import evaluate
-from parallax.graph.common.user_code import is_internal, user_line
+from parallax.graph.common.user_code import is_internal, position, user_line
 from parallax.graph.stand_ins.said import WITHOUT_VALUES, without_marks
 from parallax.graph.symbols.endings import Ending
 from parallax.ops.resources import effect, fixed_sizes
@@ -127,18 +126,9 @@ def way_to_here(last: str) -> Way:
     while frame is not None and frame.f_code.co_name != last:
         file = frame.f_code.co_filename
         if not is_internal(file) or any(part in file for part in _BRANCHING):
-            found.append((file, frame.f_code.co_name, _place(frame)))
+            found.append((file, frame.f_code.co_name, position(frame.f_code, frame.f_lasti)))
         frame = frame.f_back
     return tuple(found)
-
-
-def _place(frame: types.FrameType) -> tuple[int | None, ...]:
-    """Where a frame is in its source: lines and columns, if Python knows them. Of several
-    instructions that belong together it may be at another one each time."""
-    code: Any = frame.f_code
-    if not hasattr(code, "co_positions"):  # before Python 3.11
-        return (frame.f_lasti,)
-    return next(itertools.islice(code.co_positions(), frame.f_lasti // 2, None), (frame.f_lineno,))
 
 
 def decided(capture: Callable[[Assertions], T], on_both: Callable[[Way], None]) -> T:

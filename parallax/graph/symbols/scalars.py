@@ -24,7 +24,7 @@ from parallax.errors import DataDependentError
 from parallax.graph.common.guards import run_program
 from parallax.graph.common.slices import is_common, masks_of, slice_program
 from parallax.graph.common.torch_internals import GuardOnDataDependentSymNode, ShapeEnv, evaluate
-from parallax.graph.common.user_code import is_internal, user_line, user_place
+from parallax.graph.common.user_code import STEP, is_internal, user_line, user_place
 from parallax.graph.symbols.assertions import (
     Assertions,
     Found,
@@ -39,8 +39,6 @@ from parallax.graph.symbols.guesses import Branch, Guess, Guesses, looking
 
 aten: Any = torch.ops.aten
 
-STEP = "traced_step"
-"""The function that calls the step while it is captured."""
 _MOST_CHECKS = 10_000
 """In a step; more are a loop without an end."""
 

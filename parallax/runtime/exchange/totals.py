@@ -8,16 +8,20 @@ from typing import Any
 
 import torch
 
-from parallax.ops.totals import MOST, TotalsSpec
+from parallax.ops.totals import MOST, MOST_TERMS, PLACES, WAYS, TotalsSpec
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
 
 GROUP = "totals"
 """The process group of their messages: they may start before or after others, as graphs do."""
-_WEIGHT, _TERMS, _FIRST = range(3)
-"""Columns: what a batch counts, how many totals there are, and from the third on all factors, then
-all totals."""
+_WEIGHT, _COUNT, _FIRST = range(3)
+"""Columns: what a batch counts, how many totals there are; from the third on all keys of totals,
+all totals, all keys of terms, and all that multiplies these."""
+_KEYS = slice(_FIRST, _FIRST + MOST)
+_TOTALS = slice(_KEYS.stop, _KEYS.stop + MOST)
+_TERM_KEYS = slice(_TOTALS.stop, _TOTALS.stop + MOST_TERMS)
+_FACTORS = slice(_TERM_KEYS.stop, _TERM_KEYS.stop + MOST_TERMS)
 _ROUNDING = 1e-9
 _LOOKS = 3
 """First steps of a graph in which it is told that workers' terms differ: to look waits for them."""
@@ -26,11 +30,13 @@ logger = logging.getLogger("parallax")
 
 
 class BatchTotals:
-    """The runtime of one :class:`TotalsSpec`: (N-1) · 528 bytes sent per worker and step.
+    """The runtime of one :class:`TotalsSpec`: (N-1) · 1552 bytes sent per worker and step.
 
-    Totals of several workers are one only where they are of the same terms of the same loss. So
-    with them travels what multiplies the terms, and how many there are; where these are not equal
-    on all workers, each keeps its own, and terms are weighted as the batches are.
+    Totals of several workers are one where they are of the same terms of the same loss, which
+    their keys say; a worker without a key has left the terms out, and adds nothing to their total.
+    Where a line has made several numbers of totals, or has them multiplied by other numbers, or has
+    made what this is not known of, each worker keeps its own, and the terms are weighted as the
+    batches are.
     """
 
     def __init__(self, spec: TotalsSpec, world: World, control: StepControl) -> None:
@@ -41,16 +47,35 @@ class BatchTotals:
         self._pending: Pending | None = None
         self._own = torch.zeros(0)
         self._weight = 0
-        length = _FIRST + 2 * MOST
-        self._words = torch.zeros(length, dtype=torch.float64, device=world.device)
-        self._gathered = self._words.new_zeros(world.size, length)
-        terms = len(spec.means)
-        self._factors = slice(_FIRST, _FIRST + min(terms, MOST))
-        self._totals = slice(_FIRST + MOST, _FIRST + MOST + min(terms, MOST))
+        words = torch.zeros(_FACTORS.stop, dtype=torch.float64, device=world.device)
+        self._words = words
+        self._gathered = words.new_zeros(world.size, _FACTORS.stop)
+        self._travels = len(spec.keys) <= MOST and len(spec.terms) <= MOST_TERMS
+        if self._travels:
+            self._describe()
+        self._keys = words.new_tensor(spec.keys)
+        self._term_keys = words.new_tensor([one.key for one in spec.terms])
+        self._same_line = _of_lines(self._keys[None], self._keys)[0].to(words)
+        """Of each two totals, whether they are of one line."""
+        self._term_lines = words.new_tensor([one.line for one in spec.terms])
+        self._divided = words.new_zeros(len(spec.terms), len(spec.keys))
+        """Of each term and total, whether it is divided by this."""
+        for place, one in enumerate(spec.terms):
+            self._divided[place, one.total] = 1
         self._means = torch.tensor(spec.means, dtype=torch.bool, device=world.device)
         self._looks = _LOOKS
         self._told: tuple[Any, ...] = ()
-        """The words that :attr:`_words` has already."""
+        """The numbers that :attr:`_words` has already."""
+
+    def _describe(self) -> None:
+        """Write what is the same in all steps."""
+        spec = self.spec
+        terms = [one.key for one in spec.terms]
+        self._words[_KEYS][: len(spec.keys)] = torch.tensor(spec.keys, dtype=torch.float64)
+        keys = torch.tensor([*terms, *spec.others], dtype=torch.float64)
+        self._words[_TERM_KEYS][: len(keys)] = keys
+        self._factors = slice(_FACTORS.start, _FACTORS.start + len(terms))
+        self._totals = slice(_TOTALS.start, _TOTALS.start + len(spec.keys))
 
     def start(self, number: int, numbers: Sequence[torch.Tensor], factors: Sequence[Any]) -> None:
         """Send this worker's numbers."""
@@ -61,16 +86,18 @@ class BatchTotals:
         if numbers:
             self._own = torch.stack([one.detach().to(self._words) for one in numbers])
         words = self._words
-        told = self._weight, len(numbers), *factors
+        told = self._weight, *factors
         if any(isinstance(one, torch.Tensor) for one in factors) or told != self._told:
-            words.zero_()
-            words[:_FIRST] = torch.tensor(told[:_FIRST], dtype=torch.float64)
-            words[self._factors] = self._as_numbers(factors[:MOST])
+            words[:_FIRST] = torch.tensor([self._weight, len(numbers)], dtype=torch.float64)
+            if self._travels:
+                words[self._factors] = self._as_numbers(factors)
             self._told = told
-        if self._weight:  # a mean over no rows is no number
-            own = self._own[:MOST]
-            if any(self.spec.means):
-                own = torch.where(self._means[:MOST], own * self._weight, own)
+        if self._travels:
+            own = self._own
+            if not self._weight:  # a mean over no rows is no number
+                own = torch.zeros_like(own)
+            elif any(self.spec.means):
+                own = torch.where(self._means, own * self._weight, own)
             words[self._totals] = own
         self._pending = self._world.all_gather(self._gathered, words, "batch totals", GROUP)
 
@@ -91,13 +118,17 @@ class BatchTotals:
         assert self._pending is not None
         self._pending.wait()
         self._pending = None
-        if len(self._own) > MOST or self._weight == 0:  # then its gradients count nothing
+        if not self._travels or self._weight == 0 or not len(self._own):
+            # Of an empty batch gradients count nothing.
             ones = torch.ones_like(self._own).unbind()
             return [*self._own.unbind(), *ones, *ones]
         told = self._gathered
-        differs = self._differ(told)
-        self._tell(differs)
-        whole, totals = told[:, _WEIGHT].sum(), told[:, self._totals].sum(0)
+        counted = (told[:, _WEIGHT] > 0).view(-1, 1, 1)
+        same = (told[:, _KEYS].unsqueeze(2) == self._keys) & counted
+        differs = self._differ(told, same, counted)
+        self._tell(differs, told)
+        whole = told[:, _WEIGHT].sum()
+        totals = torch.where(same, told[:, _TOTALS].unsqueeze(2), 0.0).sum((0, 1))
         left = differs
         if any(self.spec.means):
             totals = torch.where(self._means, totals / whole, totals)
@@ -106,27 +137,59 @@ class BatchTotals:
         own = torch.where(left, 1.0, float(self._weight))
         return [*totals.unbind(), *own.unbind(), *torch.where(left, 1.0, whole).unbind()]
 
-    def _tell(self, differs: torch.Tensor) -> None:
-        """Say it where workers cannot add up, which they all see alike."""
+    def _differ(
+        self, told: torch.Tensor, same: torch.Tensor, counted: torch.Tensor
+    ) -> torch.Tensor:
+        """Of each total, whether it cannot be added up with those of its lines.
+
+        Args:
+            told: of all workers.
+            same: by worker, place in its message and total, whether the keys are equal.
+            counted: by worker, whether its batch is not empty.
+        """
+        keys = told[:, _KEYS]
+        alike = _alike(keys, self._keys).any(1)
+        # Of a line that counts nothing alike there and here nobody knows.
+        known = (alike.to(keys) @ self._same_line) > 0
+        off = alike & ~same.any(1) | _of_lines(keys, self._keys).any(1) & ~known
+        terms = told[:, _TERM_KEYS].unsqueeze(2)
+        same_terms = terms == self._term_keys
+        unknown = (terms == self._term_lines).any(1)
+        others, own = told[:, _FACTORS].unsqueeze(2), self._words[self._factors]
+        equal = (others - own).abs() <= _ROUNDING * own.abs()
+        alike = _alike(told[:, _TERM_KEYS], self._term_keys).any(1)
+        off_terms = unknown | alike & ~same_terms.any(1) | (same_terms & ~equal).any(1)
+        off |= (off_terms.to(keys) @ self._divided) > 0
+        many = (told[:, _COUNT] > MOST).any()
+        differs: torch.Tensor = (off & counted.squeeze(2)).any(0) | many
+        return differs
+
+    def _tell(self, differs: torch.Tensor, told: torch.Tensor) -> None:
+        """Say it where workers cannot add up: the first of those that have such a total."""
         if self._looks == 0:
             return
         self._looks -= 1
-        if bool(differs.any()):
+        for place in differs.nonzero().flatten().tolist():
+            holders = _of_lines(told[:, _KEYS], self._keys[place : place + 1]).flatten(1).any(1)
             self._looks = 0
-            if self._world.rank == 0:
+            if int(holders.nonzero()[0]) == self._world.rank:
                 logger.warning(
-                    "the losses of workers' steps are sums of differing terms, so means over some "
-                    "of the batch are each worker's own: pass equally many micro-batches, and "
-                    "leave out no term where a set is empty (`if len(x)`), whose mean counts for "
-                    "nothing"
+                    "workers' losses have differing numbers of terms of one line, or multiply "
+                    "them by differing numbers, so a mean over some of the batch is each worker's "
+                    "own: pass equally many micro-batches (%s)",
+                    self.spec.lines[place],
                 )
+                return
 
-    def _differ(self, told: torch.Tensor) -> torch.Tensor:
-        """Of each total, whether workers have it of other terms; as all of them see it."""
-        weights = told[:, _WEIGHT]
-        counted = (weights > 0).unsqueeze(1)
-        # One whose batch is not empty: factors of others may be no numbers.
-        first = told.index_select(0, weights.argmax().view(1))
-        off = (told - first).abs() > _ROUNDING * first.abs()
-        off &= counted
-        return off[:, self._factors].any(0) | off[:, _TERMS].any()
+
+def _alike(told: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """By worker, place and key, whether they are of the same line, and count the same."""
+    found: torch.Tensor = (told // PLACES).unsqueeze(2) == keys // PLACES
+    return found
+
+
+def _of_lines(told: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """By worker, place and key, whether they are of the same line."""
+    size = PLACES * WAYS
+    found: torch.Tensor = (told // size).unsqueeze(2) == keys // size
+    return found

@@ -1,0 +1,155 @@
+"""By what workers know that totals are of the same terms, though some leave terms out.
+
+A step whose Python decides by values of the batch (``if len(boxes):``) has other terms on workers
+whose batches decide otherwise. Totals of the same place in the code belong together: of the same
+calls, line and columns, and the same one of as many as are computed there.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import os
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.analysis.counts import Count
+from parallax.graph.analysis.divisors import Divisor
+from parallax.graph.analysis.loss_terms import SIZES
+from parallax.graph.common.operations import has_one_element
+from parallax.graph.common.user_code import Calls, position
+from parallax.graph.step_graph import StepGraph
+from parallax.ops.totals import LINES, MOST, PLACES, WAYS, TermKey
+
+aten: Any = torch.ops.aten
+
+_COMPARISONS = {
+    aten.eq.Scalar,
+    aten.ne.Scalar,
+    aten.lt.Scalar,
+    aten.le.Scalar,
+    aten.gt.Scalar,
+    aten.ge.Scalar,
+}
+
+
+class TermKeys:
+    """Makes the keys of a worker's step.
+
+    Args:
+        step: as it was captured.
+    """
+
+    def __init__(self, step: StepGraph) -> None:
+        inputs = zip(step.own_placeholders(), step.inputs, strict=True)
+        self._parts = {node: item.part for node, item in inputs if item.kind == "batch"}
+        self._order = {node: number for number, node in enumerate(step.graph.nodes)}
+
+    def of_totals(self, totals: Sequence[Divisor | Count]) -> list[int]:
+        """A key for each."""
+        lines = [self._line(_told_by(one), self._counted(one)) for one in totals]
+        if len(totals) > MOST:
+            return lines  # they do not travel
+        alike: dict[int, list[int]] = collections.defaultdict(list)
+        for number in sorted(range(len(totals)), key=lambda one: self._place(totals[one])):
+            alike[lines[number]].append(number)
+        found = list(lines)
+        for numbers in alike.values():
+            for place, number in enumerate(numbers):
+                one = totals[number]
+                is_mean = isinstance(one, Divisor) and one.is_mean
+                found[number] += (place * MOST + len(numbers) - 1) * 2 + is_mean
+        return found
+
+    def of_term(self, term: Node, one: Divisor | Count, key: int, total: int) -> TermKey:
+        """The key of terms of a line.
+
+        Args:
+            term: one of them.
+            one: what divides them.
+            key: of that.
+            total: which one it is.
+        """
+        line = self._line(term, self._counted(one))
+        return TermKey(line + 1 + _hashed(key) % (PLACES - 1), total, self._line(term))
+
+    def of_others(self, losses: Iterable[Node], lines: Collection[int]) -> Iterator[int]:
+        """Keys of lines of all numbers that losses are made of, from the losses on; not of what is
+        multiplied by zero.
+
+        Args:
+            lines: keys of those that are known.
+        """
+        queue = collections.deque(losses)
+        seen = set(queue)
+        found = set(lines)
+        while queue:
+            node = queue.popleft()
+            if node.op == "call_function" and has_one_element(node):
+                key = self._line(node)
+                if key not in found:
+                    found.add(key)
+                    yield key
+            if 0 not in node.args[:2]:
+                new = [one for one in node.all_input_nodes if one not in seen]
+                seen.update(new)
+                queue += new
+
+    def _place(self, total: Divisor | Count) -> int:
+        return self._order[_told_by(total)]
+
+    def _line(self, node: Node, counted: object = None) -> int:
+        """A multiple of :data:`PLACES`: hashes of the calls and the line that made a node, of an
+        input of its part of the batch; and of what is counted there."""
+        calls: Calls = node.meta.get("user_calls", ())
+        places = [
+            (os.path.basename(code.co_filename), code.co_name, position(code, instruction))
+            for code, instruction in calls
+        ]
+        made = places or (node.op, self._parts.get(node, ""))
+        line = 1 + _hashed(made) % (LINES - 1)
+        return (line * WAYS + _hashed(counted) % WAYS) * PLACES
+
+    def _counted(self, total: Divisor | Count) -> object:
+        """What tells what a loop counts in one round from what it counts in another: numbers that
+        elements of the batch are compared with, and parts of the batch. Not sizes, which differ
+        between workers, nor what follows from parameters."""
+        found = set()
+        queue = _counts(total)
+        seen = set(queue)
+        while queue:
+            node = queue.pop()
+            if node in self._parts:
+                found.add(self._parts[node])
+            elif node.target in _COMPARISONS:
+                other = node.args[1]
+                found.add(str(other) if isinstance(other, bool | int | float) else "")
+            new = [] if node.target in SIZES else set(node.all_input_nodes) - seen
+            seen.update(new)
+            queue += new
+        return sorted(found)
+
+
+def _told_by(one: Divisor | Count) -> Node:
+    """The line of which node a total is of."""
+    if isinstance(one, Count):
+        return one.terms[0]
+    return one.value if one.total is None else one.total
+
+
+def _counts(one: Divisor | Count) -> list[Node]:
+    """What a total counts elements of, where that follows from the batch alone."""
+    if isinstance(one, Count):
+        return [one.source] if one.source is not None and one.each is not None else []
+    if one.total is not None:
+        return [one.total]
+    loss: Any = one.value.args[0]
+    return [loss.args[1]]
+
+
+def _hashed(*values: object) -> int:
+    """Equal on all workers, as Python's own hash of texts is not."""
+    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")
