@@ -20,7 +20,8 @@ def of_words(scores: torch.Tensor, labels: torch.Tensor, **options: Any) -> torc
 
 
 def of_each(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    return of_words(scores, labels, reduction="none").view(labels.shape)
+    found = F.cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="none")
+    return found.view(labels.shape)
 
 
 def _shifted(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -33,6 +34,16 @@ def _shifted(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def _pieces(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     halves = zip(scores.split(3, 1), labels.split(3, 1), strict=True)
     return torch.stack([of_words(a, b, ignore_index=PAD) for a, b in halves]).mean()
+
+
+def _row_by_row(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """As detectors do: by how many places count in all rows."""
+    whole, count = 0 * scores.sum(), torch.tensor(0)
+    for one, own in zip(scores, labels, strict=True):
+        chosen = own != PAD
+        whole = whole + of_each(one, own)[chosen].sum()
+        count = count + chosen.sum()
+    return whole / count.clamp(min=1)
 
 
 def _weights() -> torch.Tensor:
@@ -123,6 +134,13 @@ SELECTED: dict[str, Loss] = {
     "soft labels": lambda s, y: F.cross_entropy(
         s[y != PAD], F.one_hot(y, CLASSES)[y != PAD].double()
     ),
+    "rows with any": lambda s, y: (
+        s[(y == 1).any(1)].square().mean() + s[y.amax(dim=-1) > 3].tanh().mean()
+    ),
+    "rows by all of them": lambda s, y: (
+        (s.square().mean((1, 2)) * (y.argmax(1) > 1)).sum() / (y.argmax(1) > 1).sum().clamp(min=1)
+    ),
+    "row by row": _row_by_row,
     "several": lambda s, y: (
         0.3 * of_each(s, y)[y != PAD].mean()
         - s[y == 1].square().mean() / 7
@@ -204,6 +222,7 @@ PACKED: dict[str, Packed] = {
         - F.l1_loss(s.sigmoid(), F.one_hot(y, CLASSES).double()) / 2
         + F.binary_cross_entropy_with_logits(s[y > 2], F.one_hot(y, CLASSES)[y > 2].double())
     ),
+    "words by sequences": lambda s, y, q: F.cross_entropy(s, y, reduction="sum") / len(q),
     "a number of each": lambda s, y, q: (
         s.logsumexp(-1).square().mean() + 2 * q.sum(1).tanh().square().mean()
     ),
@@ -267,6 +286,7 @@ OTHERS: dict[str, Loss] = {
         (s.square() * (y != PAD)[..., None]).sum()
         / (torch.bincount(y.flatten(), minlength=CLASSES) > 0).sum()
     ),
+    "half of the labels": lambda s, y: s[y > y.double().median()].square().mean(),
     "its own scores": lambda s, y: (s * (s > 0)).sum() / (s > 0).sum(),
     "selected by its own scores": lambda s, y: s[s > 0].mean(),
     "a part of a mean": lambda s, y: s[y != PAD].square().mean().sqrt(),

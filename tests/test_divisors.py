@@ -60,7 +60,15 @@ def test_means_with_learned_weights(pool: Pool, name: str) -> None:
         assert sent == TOTALS * len(division)
 
 
-LEFT_ALONE = ("a part of a mean", "another division", "a part of another", "no sum above")
+LEFT_ALONE = (
+    "a part of a mean",
+    "another division",
+    "a part of another",
+    "no sum above",
+    "a mean of other things",
+    "classes that are there",
+    "half of the labels",
+)
 
 
 @pytest.mark.parametrize("name", LEFT_ALONE)

@@ -139,6 +139,8 @@ class _Traced:
     sizes: BatchSizes
     snapshot: Snapshot
     draws: Draws
+    rows: Sequence[int | torch.SymInt]
+    """How many rows the batch's tensors have."""
     recording: Recording = field(default_factory=Recording)
     left: Collected = field(default_factory=Collected)
     module: torch.fx.GraphModule | None = None
@@ -229,7 +231,8 @@ def _trace(asked: _Asked) -> _Traced:
     values.update(zip((leaf.name for leaf in inputs.tensors), fakes.tensors, strict=True))
     reals = [leaf.value for leaf in inputs.tensors]
     draws = Draws(objects, asked.streams, asked.drawn)
-    traced = _Traced(inputs, env, sizes, Snapshot(objects), draws)
+    rows = [one.shape[0] for one in fakes.batch if one.dim()]
+    traced = _Traced(inputs, env, sizes, Snapshot(objects), draws, rows)
     recording, left = traced.recording, traced.left
     tracked: list[Mapping[torch.Tensor, Any]] = []
 
@@ -353,6 +356,7 @@ def _step_graph(asked: _Asked, traced: _Traced, module: torch.fx.GraphModule) ->
         writes=tuple(left.writes),
         places=tuple(left.places),
         sizes=traced.sizes if asked.varying else None,
+        rows=tuple(traced.rows),
         decisions=env.decisions,
         looked=env.looked,
         differentiated=recording.differentiated,

@@ -65,6 +65,8 @@ class StepGraph:
     is there before."""
     sizes: BatchSizes | None = None
     """What is known of sizes that may vary; None if the graph is for one batch shape only."""
+    rows: tuple[int | torch.SymInt, ...] = ()
+    """How many rows the batch's tensors have, also those that the graph has no use for."""
     decisions: Decisions = field(default_factory=dict)
     """What branches are taken to be that go on both ways; the graph sees whether they are."""
     looked: list[Found] = field(default_factory=list)

@@ -51,6 +51,9 @@ def _divide_by_all(batches: Batches, work: Rewriting) -> None:
     if work.workers == 1:
         return
     wanted = totals(work.step, work.analysis.variables, batches)
+    if not batches.total:
+        _tell_of(wanted, "none was when the first batches were compared")
+        return
     found = {
         one: _total(work, one) if isinstance(one, Divisor) else _counted(work, one)
         for one in wanted
@@ -72,25 +75,25 @@ def _divide_by_all(batches: Batches, work: Rewriting) -> None:
             for one, total in found.items()
             if all(order[source] < limit for source in _sources(one, total))
         }
-        _tell_of(one for one in found if one not in early)
+        late = [one for one in found if one not in early]
+        _tell_of(late, "how many it is over is not known before the step's first backward pass")
         found = early
-    if batches.total:
-        order = work.order()
-        behind = [node for _, gradients in losses(work.graph) for node in gradients]
-        if behind:
-            first = min(behind, key=order.__getitem__)
-            _exchange(work, {}, first, first)
-        else:  # as of an empty batch; others may wait for these totals before they send more
-            nodes = list(order)
-            _exchange(work, {}, _behind_inputs(nodes[0]), nodes[-1])
+    order = work.order()
+    behind = [node for _, gradients in losses(work.graph) for node in gradients]
+    if behind:
+        first = min(behind, key=order.__getitem__)
+        _exchange(work, {}, first, first)
+    else:  # as of an empty batch; others may wait for these totals before they send more
+        nodes = list(order)
+        _exchange(work, {}, _behind_inputs(nodes[0]), nodes[-1])
 
 
-def _tell_of(late: Iterable[Divisor | Count]) -> None:
-    """Say which means stay each worker's own, as their divisors are not known in time."""
-    for one in late:
+def _tell_of(alone: Iterable[Divisor | Count], why: str) -> None:
+    """Say which means stay each worker's own."""
+    for one in alone:
         logger.warning(
-            "a mean over some of the batch is that of each worker's own batch, as how many it is "
-            "over is not known before the step's first backward pass (%s)",
+            "a mean over some of the batch is that of each worker's own batch, as %s (%s)",
+            why,
             line_of(one.terms[0]),
         )
 
@@ -206,13 +209,15 @@ def _size(work: Rewriting, count: Count) -> Node:
 def _described(
     work: Rewriting, found: Mapping[Divisor | Count, Node]
 ) -> tuple[TotalsSpec, list[list[Factor]]]:
-    """What is told of totals, and what multiplies terms: for each of ``terms``, of all its line."""
+    """What is told of totals, and what multiplies terms: for each of ``terms``, all in its line."""
     keys = TermKeys(work.step)
     of_totals = keys.of_totals([*found])
     multiplied: dict[TermKey, list[Factor]] = {}
     for number, (one, key) in enumerate(zip(found, of_totals, strict=True)):
         for term, factor in one.factors:
-            multiplied.setdefault(keys.of_term(term, one, key, number), []).append(factor)
+            factors = multiplied.setdefault(keys.of_term(term, one, key, number), [])
+            if factor not in factors:  # how many terms a loop has is all the same
+                factors.append(factor)
     others = keys.of_others(
         (loss for loss, _ in losses(work.graph)), {one.line for one in multiplied}
     )

@@ -189,7 +189,8 @@ def tell_of_means(analysis: Analysis, config: Config, batches: Batches) -> None:
     if (where := means_left_alone(step, variables, batches)) is not None:
         logger.warning(
             "a mean over some of the batch is that of each worker's own batch, as the loss is "
-            "not seen to be a sum of such means, each times a number (%s)",
+            "not seen to be a sum of such means, each times a number, or each row does not tell "
+            "whether it counts (%s)",
             where,
         )
     if (where := sums_by_inputs(step, variables)) is not None:

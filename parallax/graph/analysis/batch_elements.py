@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,8 +29,14 @@ _ALIKE = {
     aten.cat.default,
     aten.stack.default,
     aten.sum.dim_IntList,
+    aten.index_select.default,
+    aten.repeat_interleave.Tensor,
+    aten.isin.Tensor_Tensor,
+    aten.isin.Tensor_Scalar,
 }
 """Operations, beside pointwise ones and views, that have some of their inputs' elements."""
+_OF_ALL_ROWS = {aten.unique_dim.default, aten.index_add.default, aten.index_reduce.default}
+"""Operations along a dimension that compare rows, or add to them by their places."""
 _ALIGNED = {aten._ctc_loss.default, aten._ctc_loss.Tensor, aten._cudnn_ctc_loss.Tensor}
 _SOFTMAX = {aten._log_softmax.default, aten._softmax.default}
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
@@ -66,10 +72,6 @@ class BatchElements:
             if node in self._drawn or any(one in self._other for one in node.all_input_nodes):
                 self._other.add(node)
 
-    def given(self, nodes: Collection[Node]) -> list[torch.Tensor]:
-        """The batch's tensors of which nodes are."""
-        return [value for node, value in self._given.items() if node in nodes]
-
     def is_of_other(self, node: Any) -> bool:
         """Whether a node follows from parameters or random numbers."""
         return node in self._other
@@ -86,10 +88,26 @@ class BatchElements:
     def adds_up(self, node: Node) -> bool:
         """Whether each element of a tensor follows from the same place of the batch alone, so that
         sums over workers' batches are the sum over all of them in one."""
-        return not self.is_of_item(node) and all(
+        return not self.is_of_item(node) and self._are_in_place(node)
+
+    def _are_in_place(self, node: Node) -> bool:
+        return all(
             one.op == "placeholder" or one not in self.batch or _is_alike(one)
             for one in elements(node)
         )
+
+    def add_up_by_rows(self, nodes: Sequence[Node]) -> bool:
+        """Whether tensors follow each from another row of the batch, all together from all rows, so
+        that their sums are a sum over the batch."""
+        places: set[Any] = set()
+        counts: set[Any] = set()
+        for node in nodes:
+            rows = [one for one in elements(node) if self.takes_row(one)]
+            places.update(one.args[-1] for one in rows)
+            counts.update(_taken(one)[0].meta["val"].shape[0] for one in rows)  # type: ignore[union-attr]
+            if not rows or not self._are_in_place(node):
+                return False
+        return len(counts) == 1 and places == set(range(*counts)) and len(nodes) == len(places)
 
     def is_of_item(self, node: Any) -> bool:
         """Whether a tensor has elements of one item of the batch, such as an image: what is taken
@@ -179,4 +197,25 @@ def _is_alike(node: Node) -> bool:
         return True
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return torch.Tag.pointwise in node.target.tags or node.target in _ALIKE or is_view(node)
+    if torch.Tag.pointwise in node.target.tags or node.target in _ALIKE or is_view(node):
+        return True
+    return _is_along_rows(node)
+
+
+def _is_along_rows(node: Node) -> bool:
+    """Whether an operation along some dimensions leaves the first one, so that each row follows
+    from the same row."""
+    target: Any = node.target
+    names = [argument.name for argument in target._schema.arguments]
+    place = next((names.index(name) for name in ("dim", "dims") if name in names), None)
+    source: Any = node.args[0] if node.args else None
+    if place is None or target in _OF_ALL_ROWS or not isinstance(source, Node):
+        return False
+    dims = node.args[place] if place < len(node.args) else node.kwargs.get(names[place])
+    value = source.meta.get("val")
+    if not isinstance(value, torch.Tensor):
+        return False
+    several = dims if isinstance(dims, list | tuple) else [dims]
+    return bool(several) and all(
+        isinstance(one, int) and one % max(value.dim(), 1) for one in several
+    )

@@ -30,7 +30,7 @@ from parallax.graph.analysis.loss_terms import (
     terms,
     weighted_uses,
 )
-from parallax.graph.common.operations import ancestors, must_stay
+from parallax.graph.common.operations import must_stay
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.common.slices import masks_of
 from parallax.graph.common.torch_internals import free_unbacked_symbols
@@ -88,7 +88,7 @@ def counts(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> list[Coun
         by_rows: batches count by their rows, so that only sizes of selections are not known by
             these.
     """
-    search = _Search(step.graph, of_batch, by_rows)
+    search = _Search(step, of_batch, by_rows)
     found = [search.of_loss(loss, after) for loss, after in losses(step.graph)]
     whole = _with_pieces_joined([count for some in found for count in some])
     return whole if len(whole) <= MOST else _with_numbers_joined(found)
@@ -96,7 +96,7 @@ def counts(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> list[Coun
 
 def means_of_others(step: StepGraph, of_batch: BatchElements, by_rows: bool) -> Iterator[Node]:
     """Means over elements of the batch in whatever a step's losses are made of."""
-    search = _Search(step.graph, of_batch, by_rows)
+    search = _Search(step, of_batch, by_rows)
     for loss, _ in losses(step.graph):
         yield from filter(search.is_mean, made_of([loss]))
 
@@ -107,11 +107,14 @@ def divides_within(node: Node) -> bool:
 
 
 class _Search:
-    def __init__(self, graph: Graph, of_batch: BatchElements, by_rows: bool) -> None:
+    def __init__(self, step: StepGraph, of_batch: BatchElements, by_rows: bool) -> None:
+        graph = step.graph
         self._order = {node: number for number, node in enumerate(graph.nodes)}
         self._of_batch = of_batch
         self._by_rows = by_rows
         self._masks, self._same = _selections(graph)
+        self._given = [self._as_first(expression(one)) for one in step.rows]
+        """How many rows the batch's tensors have."""
 
     def of_loss(self, loss: Node, gradients: set[Node]) -> list[Count]:
         """The counts of one loss, by what follows from it on the way to gradients, in the order of
@@ -178,7 +181,7 @@ class _Search:
     def is_mean(self, node: Node) -> bool:
         """Whether a node is a mean over elements of the batch that do not count as its rows do."""
         number = self._divides_by(node)
-        return number is not None and self._is_mean(node, number)
+        return number is not None and self._is_mean(node, number, adds_up=False)
 
     def _dividing(self, term: Node) -> tuple[Node, Factor]:
         """What divides for a term of a loss, and what this is multiplied with: ``x.mean(0)`` in
@@ -220,15 +223,20 @@ class _Search:
         symbols: Collection[Any] = getattr(number, "free_symbols", ())
         return [symbol for symbol in symbols if symbol in self._masks]
 
-    def _is_mean(self, term: Node, number: Number) -> bool:
-        """Whether a term is a mean over elements of the batch, by their number."""
+    def _is_mean(self, term: Node, number: Number, adds_up: bool = True) -> bool:
+        """Whether a term is a mean over elements of the batch, by their number.
+
+        Args:
+            adds_up: the number has to be one that adds up over batches.
+        """
         symbols = self._selecting(number)
         if self._by_rows and not symbols:
             return False
         masks = [mask for symbol in symbols for mask in self._masks[symbol]]
-        if not all(
-            self._of_batch.is_of_batch(one) and self._of_batch.adds_up(one) for one in masks
-        ):
+        if not all(map(self._of_batch.is_of_batch, masks)):
+            return False
+        right = self._of_batch.adds_up if adds_up else self._is_of_rows
+        if not all(map(right, masks)):
             return False
         source: Any = term.args[0]
         if source not in self._of_batch.batch or self._of_batch.is_of_item(source):
@@ -246,16 +254,16 @@ class _Search:
             for one in summands
         )
 
+    def _is_of_rows(self, mask: Node) -> bool:
+        return not self._of_batch.is_of_item(mask)
+
     def _is_piece(self, node: Node, number: Number) -> bool:
         """Whether a quotient is of a sum over fewer rows than the number that it divides by says,
         which is that of the batch's."""
         summands = self._summed_in(node.args[0])  # type: ignore[arg-type]
-        given = self._rows_given(summands)
-        return number in given and number not in self._rows(one.meta["val"] for one in summands)
-
-    def _rows_given(self, nodes: Sequence[Node]) -> list[Number]:
-        """How many rows the batch's tensors have that nodes follow from."""
-        return self._rows(self._of_batch.given(ancestors(nodes)))
+        return number in self._given and number not in self._rows(
+            one.meta["val"] for one in summands
+        )
 
     def _rows(self, tensors: Iterable[torch.Tensor]) -> list[Number]:
         return [self._as_first(expression(one.shape[0])) for one in tensors]
@@ -267,18 +275,17 @@ class _Search:
         return known if len(known) == len(found) else []
 
     def _is_of(self, number: Number, summands: Sequence[Node]) -> bool:
-        """Whether a number says of how many elements, or rows, tensors are, or the batch that they
-        follow from. A constant that is the same by chance is so on one worker, if their batches
-        differ."""
+        """Whether a number says of how many elements, or rows, tensors are, or a part of the batch.
+        A constant that is the same by chance is so on one worker, if their batches differ."""
+        if number in self._given:
+            return True
         rows = self._rows(one.meta["val"] for one in summands)
         sizes: list[Number] = [self._as_first(how_many(one)) for one in summands]
         if number in (0, 1):  # or of none: max(len(x), 1)
             return all(one == number for one in rows) or not any(sizes)
         if all(number in pair for pair in zip(rows, sizes, strict=True)):
             return True
-        if number in (sum(rows), sum(sizes)):
-            return True
-        return number in self._rows_given(summands)
+        return number in (sum(rows), sum(sizes))
 
     def _count(self, number: Number, node: Node) -> Count | None:
         """Where the number is known earliest that a node divides by; None if it is nowhere."""

@@ -259,17 +259,20 @@ class _Search:
 
     def divides_by_total(self, node: Node) -> bool:
         """Whether what follows from parameters is divided by a sum over the batch that the step
-        has."""
+        has, or by a number of it that does not add up over batches."""
         for part, value, multiplies in _quotients(node):
             if self._found.is_of_other(part) and self._found.is_of_batch(value):
-                found = self._total(value, multiplies)
-                return found is not None and is_total(found.total)
+                found = total_of(value, self._is_given)
+                if found is None or not is_total(found.total):
+                    return False
+                alike = found.is_inverse is multiplies
+                return alike and not self._found.is_of_item(found.total.args[0])
         return False
 
     def is_input(self, value: Node) -> bool:
         """Whether a number follows from numbers of the batch alone."""
         sources = [one for one in elements(value) if one.op == "placeholder"]
-        return self._found.is_of_batch(value) and all(map(_is_number, sources))
+        return self._found.is_of_batch(value) and bool(sources) and all(map(_is_number, sources))
 
     def _of_labels(self, loss: Node) -> Divisor | None:
         labels: Any
@@ -320,10 +323,31 @@ class _Search:
     def _is_given(self, node: Node) -> bool:
         """Whether a number comes with the batch, or is the sum of such, or of totals of it."""
         if node.target in _SUMS_OF_TWO:
-            return all(isinstance(one, Node) and self._is_part(one) for one in node.args)
+            parts = all(isinstance(one, Node) and self._is_part(one) for one in node.args)
+            return parts or self._is_of_all_rows(node)
         if node.target in _DIFFERENCES:
             return self._is_rest(node)
         return node.op == "placeholder" and self._found.is_of_batch(node) and _is_number(node)
+
+    def _is_of_all_rows(self, node: Node) -> bool:
+        """Whether a number is the sum of what a loop counts in each row of the batch."""
+        queue: list[Any] = [node]
+        counted: list[Any] = []
+        while queue:
+            one = queue.pop()
+            value = known_number(one)
+            if isinstance(value, int | float) and value == 0:  # what a loop begins with
+                continue
+            if not isinstance(one, Node):
+                return False
+            if one.target in _SUMS_OF_TWO:
+                queue += one.args
+            else:
+                found = total_of(one)
+                if found is None or not all(map(keeps_number, found.steps)):
+                    return False
+                counted.append(found.total.args[0])
+        return bool(counted) and self._found.add_up_by_rows(counted)
 
     def _is_rest(self, node: Node) -> bool:
         """Whether a number is how many elements are not counted: ``mask.numel() - mask.sum()``; or

@@ -228,6 +228,8 @@ def _scaled(node: Node, scales: Scales) -> list[tuple[Node, Factor]] | None:
     if not isinstance(part, Node):
         part, factor = factor, part
     divides = node.target in _QUOTIENTS
+    if isinstance(factor, int | float) and not factor and not divides:
+        return []  # nothing, but that gradients are there
     if isinstance(factor, int | float) and factor:
         factor = 1 / factor if divides else float(factor)
         return [(part, Factor(factor))] if scales(factor, node) else None

@@ -89,7 +89,10 @@ def _adds_up(node: Node, sizes: Collection[int]) -> bool:
         return False
     if source.target is aten.mean.dim or _is_divided(source):
         return False
-    return _length(source) in sizes and not any(map(_puts_numbers_together, elements(source)))
+    length = _length(source)
+    if not isinstance(length, int) or length not in sizes:
+        return False
+    return not any(map(_puts_numbers_together, elements(source)))
 
 
 def _puts_numbers_together(node: Node) -> bool:
@@ -104,6 +107,6 @@ def _is_divided(source: Any) -> bool:
     return isinstance(by, Node) and _length(by) == 1
 
 
-def _length(source: Any) -> int:
+def _length(source: Any) -> int | torch.SymInt:
     value = source.meta.get("val") if isinstance(source, Node) else None
     return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else 1
