@@ -23,6 +23,16 @@ from parallax.ops import marks
 
 aten: Any = torch.ops.aten
 
+_SCALES = {
+    aten.mul.Tensor,
+    aten.mul_.Tensor,
+    aten.div.Tensor,
+    aten.div_.Tensor,
+    aten._foreach_mul_.Tensor,
+    aten._foreach_mul_.Scalar,
+    aten._foreach_div_.Tensor,
+}
+
 
 def check_agreement(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
     """Check what changes parameters and slots.
@@ -92,8 +102,20 @@ def _local(
             name = names.get(target)
             leaf = leaves.get(name) if name is not None else None
             if leaf is not None and (leaf.kind == "slot" or _is_trained(leaf)):
-                raise _error(leaf, node)
+                raise _error(leaf, node, _multiplied(step, local))
     return local
+
+
+def _multiplied(step: StepGraph, local: set[Node]) -> Node | None:
+    """Where gradients of all workers are multiplied by a number of this worker's batch."""
+    of_all: set[Node] = set()
+    for node in step.graph.nodes:
+        sources = set(node.all_input_nodes)
+        if node in local and node.target in _SCALES and not of_all.isdisjoint(sources):
+            return node
+        if node.target is marks.GRADIENT or not of_all.isdisjoint(sources):
+            of_all.add(node)
+    return None
 
 
 def _is_trained(leaf: Leaf) -> bool:
@@ -148,7 +170,21 @@ def _follow_view(node: Node, base: dict[Node, Node]) -> None:
         base[node] = base.get(node.args[0], node.args[0])
 
 
-def _error(leaf: Leaf, node: Node) -> VariableError:
+def _error(leaf: Leaf, node: Node, multiplied: Node | None = None) -> VariableError:
+    """
+    Args:
+        leaf: what is changed.
+        node: by which operation.
+        multiplied: where its gradient is multiplied by a number of the batch, if it is.
+    """
+    if multiplied is not None:
+        return VariableError(
+            f"The step multiplies the gradient of {leaf.name!r}, which is that of all workers' "
+            "batches, by a number of this worker's batch: workers would drift apart.",
+            hint="multiply or divide the loss by it instead, before loss.backward(): what a loss "
+            "is divided by is added up over all workers.",
+            where=line_of(multiplied),
+        )
     kind = "parameter" if leaf.kind == "parameter" else "optimizer state"
     operation = str(node.target).removeprefix("aten.")
     return VariableError(

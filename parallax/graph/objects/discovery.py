@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from parallax.errors import ConfigError, ModelError
-from parallax.graph.common.user_code import is_library_code
+from parallax.graph.common.user_code import is_library_code, is_users_class
 from parallax.graph.objects.holders import (
     MAX_DEPTH,
     Attributes,
@@ -157,6 +157,7 @@ def _walk(step: Callable[..., Any], model: Any, optimizer: Any, found: StepObjec
     for name, value in _named(optimizer, Optimizer, "optimizer"):
         walker.visit_own(name, value, 0)
     walker.visit_callable(step, 0)
+    walker.visit_optimizers()
 
 
 def _named(value: Any, kind: type, label: str) -> Iterator[tuple[str, Any]]:
@@ -194,8 +195,15 @@ class _Walker:
         self.seen: dict[int, Any] = {}
         self.root = Root("", None)
 
-    def visit(self, name: str, value: Any, depth: int) -> bool:
-        """Record what ``value`` is; True when it is or holds tensors."""
+    def visit(self, name: str, value: Any, depth: int, place: str = "") -> bool:
+        """Record what ``value`` is; True when it is or holds tensors.
+
+        Args:
+            name: that it is saved by.
+            value: see above.
+            depth: of containers that it is in.
+            place: how a message names it, if not by its name.
+        """
         if id(value) in self.seen:
             return False
         found = self.found
@@ -220,7 +228,6 @@ class _Walker:
         if isinstance(value, LRScheduler):
             self._keep(value)
             found.schedulers[unique_name(name, found.schedulers)] = value
-            self.visit("optimizer", value.optimizer, depth + 1)
             return False
         if isinstance(value, torch.amp.GradScaler):
             self._keep(value)
@@ -237,21 +244,43 @@ class _Walker:
         if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
             self.visit_callable(value, depth)
             return False
-        if isinstance(value, type | types.ModuleType | str | bytes | int | float | complex | None):
+        if isinstance(value, type):
+            self._visit_class(value, depth)
+            return False
+        if isinstance(value, types.ModuleType | str | bytes | int | float | complex | None):
             return False
         if isinstance(value, set | collections.deque):
-            self._contain(name, value)
+            self._contain(place or name, value)
             return False
         if is_container(value):
             self._keep(value)
-            self._contain(name, value)
+            self._contain(place or name, value)
+            self._visit_class(type(value), depth)
             return self._visit_members(name, value, depth)
         if is_user_object(value):  # which is called: what its code reads is looked for as well
             self._keep(value)
-            self._contain(name, value)
+            self._contain(place or name, value)
             self.visit_callable(type(value).__dict__.get("__call__"), depth + 1)
+            self._visit_class(type(value), depth)
             return self._visit_members(name, value, depth)
         return False
+
+    def _visit_class(self, kind: type, depth: int) -> None:
+        """Models, optimizers and schedulers in attributes of a class, or in lists and dicts there;
+        tensors are not state there."""
+        if id(kind) in self.seen or not is_users_class(kind):
+            return
+        self._keep(kind)
+        for name, value in [item for one in kind.__mro__[:-1] for item in vars(one).items()]:
+            inner = _values(value) if isinstance(value, dict | list | tuple) else [value]
+            for one in inner:
+                if isinstance(one, torch.nn.Module | Optimizer | LRScheduler):
+                    self.visit(name, one, depth + 1)
+
+    def visit_optimizers(self) -> None:
+        """Of schedulers, those optimizers that the step has no name for."""
+        for scheduler in list(self.found.schedulers.values()):
+            self.visit("optimizer", scheduler.optimizer, 1)
 
     def _visit_attributes(self, name: str, owner: torch.nn.Module | Optimizer) -> None:
         """Tensors that a module or an optimizer holds besides those that it is known for."""
@@ -286,8 +315,9 @@ class _Walker:
     def _visit_members(self, name: str, value: Any, depth: int) -> bool:
         holds = False
         for key, item in members(value):
-            label = key if isinstance(key, str) and not isinstance(value, list | tuple) else name
-            holds |= self.visit(label, item, depth + 1)
+            is_named = isinstance(key, str) and not isinstance(value, list | tuple)
+            place = "" if is_named else f"{name}[{key!r}]"
+            holds |= self.visit(key if is_named else name, item, depth + 1, place)
         if holds and depth == 0:
             self.found.hold(self.root)
         return holds

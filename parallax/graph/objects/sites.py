@@ -11,7 +11,7 @@ import collections
 import dis
 import enum
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,7 +72,18 @@ def sites(objects: StepObjects, code: Code) -> list[Site]:
         inner = dict.fromkeys(_members(site.name, value, loads))
         found |= inner
         queue += [(one, depth + 1) for one in inner]
-    return list(found)
+    return list(_told_apart(found))
+
+
+def _told_apart(found: Iterable[Site]) -> Iterator[Site]:
+    """Sites of which those that have one name, and are not one place, have another one."""
+    places: dict[str, set[Hashable]] = collections.defaultdict(set)
+    for site in found:
+        place, known = site.source.place, places[site.name]
+        if place not in known:
+            known.add(place)
+            count = len(known)
+            yield site if count == 1 else Site(f"{site.name} ({count})", site.source)
 
 
 def _is_log(name: str, value: Any, loads: Loads) -> bool:
@@ -209,6 +220,10 @@ class Source(Protocol):
     def writable(self) -> bool: ...
     @property
     def home(self) -> Any: ...
+    @property
+    def place(self) -> Hashable:
+        """Which place it is."""
+
     def __call__(self) -> Any: ...
     def put(self, value: Any) -> None: ...
 
@@ -217,6 +232,10 @@ class Source(Protocol):
 class CellSource:
     home: types.CellType
     writable: bool = True
+
+    @property
+    def place(self) -> Hashable:
+        return id(self.home)
 
     def __call__(self) -> Any:
         try:
@@ -232,6 +251,10 @@ class CellSource:
 class ItemSource:
     home: Mapping[Any, Any]
     key: Any
+
+    @property
+    def place(self) -> Hashable:
+        return id(self.home), self.key
 
     @property
     def writable(self) -> bool:
@@ -250,6 +273,10 @@ class _Part:
 
     of: Source
     index: int
+
+    @property
+    def place(self) -> Hashable:
+        return self.of.place, self.index
 
     @property
     def home(self) -> Any:
@@ -274,6 +301,10 @@ class AttributeSource:
     key: str
 
     @property
+    def place(self) -> Hashable:
+        return id(self.home), self.key
+
+    @property
     def writable(self) -> bool:
         """A plain attribute of its own, neither of its class nor computed."""
         own = getattr(self.home, "__dict__", None)
@@ -293,6 +324,10 @@ class KindSource:
 
     of: Source
     writable: bool = False
+
+    @property
+    def place(self) -> Hashable:
+        return self.of.place, type
 
     @property
     def home(self) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import collections
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,10 @@ class _Entry:
     @property
     def home(self) -> Any:
         return self.container()
+
+    @property
+    def place(self) -> Hashable:
+        return id(self.container()), self.key
 
     def __call__(self) -> Any:
         return _contents(self.container()).get(self.key, MISSING)
