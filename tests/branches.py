@@ -26,6 +26,8 @@ class Net(nn.Module):
         super().__init__()
         self.first = nn.Linear(WIDTH, LABELS)
         self.second = nn.Linear(WIDTH, LABELS)
+        self.out = nn.Linear(WIDTH, LABELS)
+        self.table = nn.Embedding(LABELS, WIDTH, sparse=True)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.first(x) + self.second(x)
@@ -71,6 +73,31 @@ def _one_way(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(net.first(x) if y[0] > 2 else net(x), y)
 
 
+def _heads(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """As detectors have it: each head has a part of the loss if there is something for it."""
+    loss = F.cross_entropy(net.out(x), y)
+    if (y > 2).any():
+        loss = loss + net.first(x).square().mean()
+    if (y == 0).any():
+        loss = loss + net.second(x).tanh().mean()
+    return loss
+
+
+def _passes(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The same with several backward passes."""
+    if (y > 2).any():
+        net.first(x).square().mean().backward()
+    else:
+        (0 * net.out(x).sum()).backward()
+    loss = F.cross_entropy(net.out(x), y)
+    return loss + net.second(x).tanh().mean() if (y == 0).any() else loss
+
+
+def _tables(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    loss = F.cross_entropy(net.out(x), y)
+    return loss + net.table(y).square().mean() if (y > 2).any() else loss
+
+
 def _by_levels(net: Net, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """As trees are computed, level by level."""
     found = net(x)
@@ -88,6 +115,9 @@ LOSSES: dict[str, Loss] = {
     "pairs": _pairs,
     "in shapes": _in_shapes,
     "one way": _one_way,
+    "heads": _heads,
+    "passes": _passes,
+    "tables": _tables,
 }
 
 
@@ -98,33 +128,48 @@ def labels(*ranges: tuple[int, int]) -> list[torch.Tensor]:
 
 
 def train(
-    world: World, name: str, given: list[list[torch.Tensor]], strategy: str = "HYBRID"
+    world: World,
+    name: str,
+    given: list[list[torch.Tensor]],
+    strategy: str = "HYBRID",
+    kind: Callable[..., Any] = torch.optim.SGD,
+    bound: float = 0.0,
 ) -> tuple[float, int] | str:
     """How far parameters are from those of one device that averages over workers' batches, and how
     often the step was captured; or what was refused.
 
     Args:
         given: by step and worker, the labels.
+        strategy: a builder's name.
+        kind: of the optimizer.
+        bound: of gradients' norm.
     """
     torch.manual_seed(1)
     data = [[(torch.randn(ROWS, WIDTH).double(), y) for y in each] for each in given]
     loss = LOSSES[name]
     net = Net().double()
     start = {key: value.clone() for key, value in net.state_dict().items()}
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer = kind(net.parameters(), 0.1)
     for parts in data:
         optimizer.zero_grad()
         for x, y in parts:
-            (loss(net, x, y) / len(parts)).backward()
+            loss(net, x, y).backward()
+        for one in net.parameters():
+            if one.grad is not None:
+                one.grad /= len(parts)
+        if bound:
+            nn.utils.clip_grad_norm_(net.parameters(), bound)
         optimizer.step()
     expected = {key: value.clone() for key, value in net.state_dict().items()}
     net.load_state_dict(start)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer = kind(net.parameters(), 0.1)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         value = loss(net, x, y)
         value.backward()
+        if bound:
+            nn.utils.clip_grad_norm_(net.parameters(), bound)
         optimizer.step()
         return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import branches
@@ -59,11 +60,39 @@ def test_workers_may_decide_otherwise(pool: Pool, strategy: str) -> None:
         assert found[1] == 2
 
 
+DECIDED = [(1, 2), (3, 5), (0, 1), (1, 2), (1, 2), (0, 5), (1, 3), (3, 5), (0, 2), (1, 2), (1, 2)]
+"""Ranges of labels: in some batches nothing is for the first head, or for the second, or both."""
+STRATEGIES = ["HYBRID", "PS", "ZeRO", "Poseidon", "ProjectAdam", "Horovod", "RandomAxis", "auto"]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ["one way", "heads"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_workers_may_decide_on_other_gradients(
+    pool: Pool, name: str, strategy: str, size: int
+) -> None:
+    """A part of the model that one has no gradients of has those of the others."""
+    made = branches.labels(*DECIDED, *reversed(DECIDED))
+    given = [made[step : step + size] for step in range(0, len(made) - size, 2)]
+    kind = functools.partial(torch.optim.AdamW, weight_decay=0.2)
+    found = pool.run(size, branches.train, name, given, strategy, kind, 0.05)
+    for one in found:
+        assert not isinstance(one, str), one
+        assert one[0] < 1e-12
+
+
+def test_each_of_several_backward_passes_may_be_left_out_in_part(pool: Pool) -> None:
+    given = [branches.labels(*ranges) for ranges in zip(DECIDED, DECIDED[3:], strict=False)]
+    for found in pool.run(2, branches.train, "passes", given):
+        assert not isinstance(found, str), found
+        assert found[0] < 1e-12
+
+
 @pytest.mark.parametrize("strategy", ["HYBRID", "PS"])
-def test_what_workers_decide_must_have_the_same_gradients(pool: Pool, strategy: str) -> None:
+def test_what_workers_decide_must_have_the_same_sparse_gradients(pool: Pool, strategy: str) -> None:
     low, high = branches.labels((0, 3), (3, 5))
-    given = [[low, low], [low, high]]
-    for worker, found in enumerate(pool.run(2, branches.train, "one way", given, strategy)):
+    given = [[high, high], [low, high]]
+    for worker, found in enumerate(pool.run(2, branches.train, "tables", given, strategy)):
         assert isinstance(found, str)
         assert found.startswith(f"DisagreementError: Worker {worker} and worker {1 - worker} are")
         assert "Python decides by values of the batch" in found

@@ -43,6 +43,7 @@ from parallax.graph.objects.state import leaves
 from parallax.graph.passes.cleanup import clean, remove_dead
 from parallax.graph.passes.early_looks import look_early
 from parallax.graph.passes.gradient_order import advance_gradients
+from parallax.graph.passes.lent import NOTHING_LENT, Lent, gradients_of, put_in_order
 from parallax.graph.passes.losses import write_softmax_gradients_once
 from parallax.graph.passes.products import join_products
 from parallax.graph.passes.stacks import stack_in_order
@@ -74,6 +75,7 @@ def capture(
     varying: Mapping[Place, int] | None = None,
     numbers: Numbers = NO_NUMBERS,
     streams: Streams | None = None,
+    lent: Lent = NOTHING_LENT,
 ) -> StepGraph:
     """Capture ``step(*args, **kwargs)``.
 
@@ -85,6 +87,7 @@ def capture(
         varying: sizes of the batch that are to be symbols; equal numbers are equal sizes.
         numbers: those that are inputs too.
         streams: where the step draws random numbers from that are not PyTorch's.
+        lent: variables that are to have gradients of zero where they have none.
 
     Returns:
         The step as one graph, with gradients marked by ``parallax::gradient``.
@@ -95,9 +98,8 @@ def capture(
         ModelError: the step has no backward, or carries gradients from one call to the next.
     """
     objects.look_again()
-    asked = _Asked(
-        step, objects, args, kwargs, devices or {}, varying or {}, streams or Streams(), numbers
-    )
+    places = devices or {}, varying or {}
+    asked = _Asked(step, objects, args, kwargs, *places, streams or Streams(), lent, numbers)
     return decided(
         lambda assertions: objects.conversions.captured(
             lambda: _capture_with_gradients(replace(asked, assertions=assertions))
@@ -111,6 +113,7 @@ class _Asked:
     """What one capture is of: as :func:`capture` says, and what earlier ones have found.
 
     Args:
+        lent: variables that are to have gradients of zero where they have none.
         free: Python's numbers that are inputs, besides floats of the batch.
         assertions: branches of which one way raises.
         drawn: random numbers that are inputs.
@@ -124,6 +127,7 @@ class _Asked:
     devices: Mapping[str, torch.device]
     varying: Mapping[Place, int]
     streams: Streams
+    lent: Lent
     free: Numbers
     assertions: Assertions = field(default_factory=dict)
     drawn: tuple[Draw, ...] = ()
@@ -208,6 +212,9 @@ def _capture_once(asked: _Asked) -> tuple[StepGraph, list[str]]:
         raise no_backward(asked.objects)
     graph = _step_graph(asked, traced, module)
     _tidy(graph, traced.inputs, is_whole=not asked.sentinels)
+    put_in_order(graph.graph, asked.lent)
+    graph.graph_module.recompile()
+    graph.gradients = gradients_of(graph.graph, recording.marked)
     return graph, read_by_step(module, recording.left) if asked.sentinels else left.carried
 
 
@@ -248,7 +255,7 @@ def _trace(asked: _Asked) -> _Traced:
     try:
         with (
             swapped(reals, fakes.tensors),
-            prepared(objects, inputs.tensors, recording, asked.sentinels, mode),
+            prepared(objects, inputs.tensors, recording, asked.sentinels, asked.lent, mode),
             mode,
             warnings.catch_warnings(),
         ):
@@ -389,7 +396,6 @@ def _tidy(step: StepGraph, inputs: Inputs, is_whole: bool) -> None:
     join_products(step.graph)
     advance_gradients(step.graph)
     write_softmax_gradients_once(step.graph)
-    step.graph_module.recompile()
 
 
 def _note_places(tracer: Any) -> None:

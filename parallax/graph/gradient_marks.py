@@ -19,6 +19,7 @@ from parallax.graph.common.torch_internals import (
 )
 from parallax.graph.common.user_code import user_line
 from parallax.graph.objects.state import Leaf
+from parallax.graph.passes.lent import Lent
 from parallax.ops import marks
 
 aten: Any = torch.ops.aten
@@ -52,7 +53,7 @@ def mark_backward(
 
 def _mark(leaf: Leaf, recording: Recording) -> Any:
     def hook(parameter: torch.Tensor) -> None:
-        recording.marked.add(leaf.name)
+        recording.mark(leaf.name)
         assert parameter.grad is not None
         _GRAD.__set__(parameter, marks.gradient(parameter.grad, leaf.name))
 
@@ -71,16 +72,21 @@ class _Unmark:
 
 
 def mark_returned(
-    tensors: Sequence[Leaf], recording: Recording
+    tensors: Sequence[Leaf], recording: Recording, lent: Lent
 ) -> contextlib.AbstractContextManager[None]:
-    """Mark what ``torch.autograd.grad`` returns for variables."""
+    """Mark what ``torch.autograd.grad`` returns for variables; and let some have gradients of zero
+    that have none.
+
+    Args:
+        lent: these.
+    """
     names = _names(tensors)
 
     def see(source: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
         name = names.get(id(source))
         if name is None or gradient is None:
             return gradient
-        recording.marked.add(name)
+        recording.mark(name)
         marked: torch.Tensor = marks.gradient(gradient, name)
         return marked
 
@@ -88,7 +94,15 @@ def mark_returned(
         if id(source) in names and recording.differentiated is None:
             recording.differentiated = user_line()
 
-    return gradients_through(see, see_further, _begin)
+    def end() -> None:
+        number, recording.passes = recording.passes, recording.passes + 1
+        for leaf in tensors:
+            if lent.passes.get(leaf.name) == number and leaf.value.grad is None:
+                with torch.no_grad():
+                    _GRAD.__set__(leaf.value, marks.gradient(lent.gradient(leaf.value), leaf.name))
+                recording.marked[leaf.name] = number
+
+    return gradients_through(see, see_further, _begin, end)
 
 
 def _begin(output: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,7 +140,7 @@ def mark_assigned(tensors: Sequence[Leaf], recording: Recording) -> Iterator[Non
     def put(self: torch.Tensor, value: torch.Tensor | None) -> None:
         name = names.get(id(self))
         if name is not None and isinstance(value, torch.Tensor):
-            recording.marked.add(name)
+            recording.mark(name)
             value = marks.gradient(value.detach(), name, True)
         _GRAD.__set__(self, value)
 

@@ -18,6 +18,10 @@ from parallax.graph.objects.sites import Site, Source
 from parallax.graph.symbols.assertions import Found
 from parallax.graph.symbols.guesses import Decisions
 
+Gradients = Sequence[tuple[str, int]]
+"""Variables in the order of their gradients, without sparse ones; each with the backward pass that
+it first has one of."""
+
 
 class _Unwritten(torch.fx.GraphModule):
     """A graph of which no Python code is written."""
@@ -67,6 +71,7 @@ class StepGraph:
     """What is known of sizes that may vary; None if the graph is for one batch shape only."""
     rows: tuple[int | torch.SymInt, ...] = ()
     """How many rows the batch's tensors have, also those that the graph has no use for."""
+    gradients: Gradients = ()
     decisions: Decisions = field(default_factory=dict)
     """What branches are taken to be that go on both ways; the graph sees whether they are."""
     looked: list[Found] = field(default_factory=list)

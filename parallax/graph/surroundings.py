@@ -26,6 +26,7 @@ from parallax.graph.common.user_code import is_internal, user_line
 from parallax.graph.gradient_marks import mark_assigned, mark_backward, mark_returned
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.state import Leaf
+from parallax.graph.passes.lent import Lent
 from parallax.graph.stand_ins.foreach import without_foreach
 from parallax.graph.stand_ins.packed import packed_sequences
 from parallax.graph.stand_ins.recurrent import whole_layers
@@ -41,6 +42,7 @@ def prepared(
     tensors: Sequence[Leaf],
     recording: Recording,
     sentinels: frozenset[str],
+    lent: Lent,
     mode: FakeTensorMode,
 ) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
@@ -56,7 +58,7 @@ def prepared(
         for scheduler in objects.schedulers.values():
             scheduler.step = _recorder(scheduler, recording)  # type: ignore[method-assign]
             scheduler.get_last_lr = _reader(scheduler, recording)  # type: ignore[method-assign]
-        stack.enter_context(mark_returned(tensors, recording))
+        stack.enter_context(mark_returned(tensors, recording, lent))
         stack.enter_context(mark_assigned(tensors, recording))
         stack.enter_context(_watch_zero_grad(recording))
         stack.enter_context(_watch_files(recording))

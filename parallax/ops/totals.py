@@ -12,11 +12,12 @@ each piece of a batch that is larger on some, say."""
 MOST_TERMS = 64
 """Terms in a message."""
 PLACES = 2**12
-WAYS = 2**17
-LINES = 2**24
-"""A key is ``(line * WAYS + way) * PLACES + place``: a hash of the line that computes something,
-one of what it counts, and which it is of those. They travel as float64, which is exact up to 2^53.
-"""
+NUMBERS = 2**15
+PARTS = 2**5
+LINES = 2**21
+"""A key is ``((line * PARTS + part) * NUMBERS + number) * PLACES + place``: a hash of the line that
+computes something; one of the parts of the batch, and one of the numbers, by which it counts, 0 for
+none; and which it is of those that are alike. They travel as float64, which is exact up to 2^53."""
 
 
 @dataclass(frozen=True)

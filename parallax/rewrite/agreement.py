@@ -109,7 +109,8 @@ def _local(
 def _multiplied(step: StepGraph, local: set[Node]) -> Node | None:
     """Where gradients of all workers are multiplied by a number of this worker's batch."""
     of_all: set[Node] = set()
-    for node in step.graph.nodes:
+    nodes: list[Node] = list(step.graph.nodes)
+    for node in nodes:
         sources = set(node.all_input_nodes)
         if node in local and node.target in _SCALES and not of_all.isdisjoint(sources):
             return node

@@ -22,7 +22,7 @@ from parallax.graph.analysis.loss_terms import SIZES
 from parallax.graph.common.operations import has_one_element
 from parallax.graph.common.user_code import Calls, position
 from parallax.graph.step_graph import StepGraph
-from parallax.ops.totals import LINES, MOST, PLACES, WAYS, TermKey
+from parallax.ops.totals import LINES, MOST, NUMBERS, PARTS, PLACES, TermKey
 
 aten: Any = torch.ops.aten
 
@@ -101,7 +101,7 @@ class TermKeys:
     def _place(self, total: Divisor | Count) -> int:
         return self._order[_told_by(total)]
 
-    def _line(self, node: Node, counted: object = None) -> int:
+    def _line(self, node: Node, counted: tuple[object, object] = ((), ())) -> int:
         """A multiple of :data:`PLACES`: hashes of the calls and the line that made a node, of an
         input of its part of the batch; and of what is counted there."""
         calls: Calls = node.meta.get("user_calls", ())
@@ -111,26 +111,29 @@ class TermKeys:
         ]
         made = places or (node.op, self._parts.get(node, ""))
         line = 1 + _hashed(made) % (LINES - 1)
-        return (line * WAYS + _hashed(counted) % WAYS) * PLACES
+        parts, numbers = counted
+        number = 1 + _hashed(numbers) % (NUMBERS - 1) if numbers else 0
+        return ((line * PARTS + _hashed(parts) % PARTS) * NUMBERS + number) * PLACES
 
-    def _counted(self, total: Divisor | Count) -> object:
-        """What tells what a loop counts in one round from what it counts in another: numbers that
-        elements of the batch are compared with, and parts of the batch. Not sizes, which differ
-        between workers, nor what follows from parameters."""
-        found = set()
+    def _counted(self, total: Divisor | Count) -> tuple[object, object]:
+        """What tells what a loop counts in one round from what it counts in another: parts of the
+        batch, and numbers that their elements are compared with. Not sizes, which differ between
+        workers, nor what follows from parameters."""
+        parts, numbers = set(), set()
         queue = _counts(total)
         seen = set(queue)
         while queue:
             node = queue.pop()
             if node in self._parts:
-                found.add(self._parts[node])
+                parts.add(self._parts[node])
             elif node.target in _COMPARISONS:
                 other = node.args[1]
-                found.add(str(other) if isinstance(other, bool | int | float) else "")
+                if isinstance(other, bool | int | float):
+                    numbers.add(str(other))
             new = [] if node.target in SIZES else set(node.all_input_nodes) - seen
             seen.update(new)
             queue += new
-        return sorted(found)
+        return sorted(parts), sorted(numbers)
 
 
 def _told_by(one: Divisor | Count) -> Node:

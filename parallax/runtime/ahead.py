@@ -223,7 +223,9 @@ class Course:
             return None
         args, named = pytree.tree_unflatten(list(batch), spec)
         program = self._programs.coming(*self._signatures.read(args, named))
-        return program if program is not None and program.knows_ids else None
+        if program is None or program.step.decides_by_batch:  # others may decide otherwise
+            return None
+        return program if program.knows_ids else None
 
     def _break_off(self, announced: Announced, flat: Sequence[Any]) -> None:
         """Another batch is run than the one that was announced: all workers must do the same."""

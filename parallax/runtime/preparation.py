@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch.utils import _pytree as pytree
 
@@ -27,6 +28,7 @@ from parallax.graph.objects.draws import Streams
 from parallax.graph.objects.outside import NO_NUMBERS, Numbers
 from parallax.graph.objects.state import aliases
 from parallax.graph.passes.inner_gradients import note_inner_gradients
+from parallax.graph.passes.lent import NOTHING_LENT, Lent, missing
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.surroundings import any_number_of_rows
 from parallax.rewrite.agreement import check_agreement
@@ -39,6 +41,7 @@ from parallax.runtime.choosing import StrategyChoice
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.weighing import Weighing
 from parallax.runtime.comm.world import World
+from parallax.runtime.deciding import gradients_of_all
 from parallax.runtime.exchange.resources import ResourcePool
 from parallax.runtime.garbage import collected_seldom
 from parallax.runtime.predictions.expected import ExpectedStep
@@ -55,6 +58,7 @@ from parallax.runtime.start import (
     means_are_of_all,
     measure_access,
     one_batch_norm,
+    open_groups,
     tell_of_means,
     warn_of_batch_norms,
 )
@@ -142,6 +146,7 @@ class Preparation:
         varying: Mapping[Place, int],
         numbers: Numbers,
         late: bool,
+        lent: Lent = NOTHING_LENT,
     ) -> Program:
         """What runs a step for a batch, on this worker.
 
@@ -151,6 +156,7 @@ class Preparation:
                 shape alone.
             numbers: that the step reads, and are to be inputs.
             late: updates may be left to the next step.
+            lent: variables that are to have gradients of zero where they have none.
 
         Raises:
             ModelError: the step cannot be captured or distributed.
@@ -158,18 +164,18 @@ class Preparation:
             StrategyError: the strategy does not fit.
         """
         try:
-            description, analysis = self.analyzed(batch, named, varying, numbers)
+            description, analysis = self.analyzed(batch, named, varying, numbers, lent)
             rewritten = self.rewritten(analysis, late)
         except Exception:
             if not varying:
                 raise
             # What sizes mean to the step may be more than symbols can say.
             logger.debug("the step is captured for this shape alone", exc_info=True)
-            description, analysis = self.analyzed(batch, named, None, numbers)
+            description, analysis = self.analyzed(batch, named, None, numbers, lent)
             rewritten = self.rewritten(analysis, late)
         self._state.shard(rewritten.sharded, rewritten.views)
         self._state.materialize(self._devices)
-        return self._bound(rewritten, description)
+        return self._bound(rewritten, description, analysis)
 
     @collected_seldom()
     def analyzed(
@@ -178,6 +184,7 @@ class Preparation:
         named: Mapping[str, Any],
         varying: Mapping[Place, int] | None = None,
         numbers: Numbers = NO_NUMBERS,
+        lent: Lent = NOTHING_LENT,
     ) -> tuple[str, Analysis]:
         """The batch's structure, and the step that it was captured with; changes nothing."""
         check_batch(batch, named)
@@ -189,8 +196,14 @@ class Preparation:
         first = self.choice.strategy is None and self._world.size > 1
         if first:
             self._compare(description, flat)
-        step = self._captured(batch, named, varying, numbers)
-        step = self._with_whole_numbers(step, batch, named, varying, numbers)
+        step = self._with_numbers(batch, named, varying, numbers, lent)
+        if first:
+            told = gradients_of_all(self._world, step)
+            lent = missing(told[self._world.rank], told)
+            if lent.passes and step.decides_by_batch:
+                # The chief decides by its graph's products, which are of rows.
+                lent = replace(lent, as_products=self._world.rank > 0)
+                step = self._with_numbers(batch, named, varying, numbers, lent)
         if first and self._config.average_dense and self._config.average_sparse:
             note_sums(step, flat)
             note_bent_gradients(step)
@@ -210,6 +223,7 @@ class Preparation:
             measure_access(self._world, analysis, flat, self._state.leaves)
             by_rows = self.weighing.by_rows
             self.batches = agree_on_batches(self._world, analysis, flat, by_rows)
+            open_groups(self._world, self.batches)
             tell_of_means(analysis, self._config, self.batches)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
         return description, analysis
@@ -220,7 +234,7 @@ class Preparation:
         Raises:
             ModelError: it cannot be captured.
         """
-        return self._captured(batch, named, None, NO_NUMBERS)
+        return self._captured(batch, named, None, NO_NUMBERS, NOTHING_LENT)
 
     def _captured(
         self,
@@ -228,6 +242,7 @@ class Preparation:
         named: Mapping[str, Any],
         varying: Mapping[Place, int] | None,
         numbers: Numbers,
+        lent: Lent,
     ) -> StepGraph:
         together = self._world.size > 1 and one_batch_norm(self._objects, self._config)
         # Where tensors lie that the user's objects hold without storage, or will lie.
@@ -236,21 +251,24 @@ class Preparation:
         with any_number_of_rows() if together else contextlib.nullcontext():
             step = capture(
                 *(self._step, self._objects, batch, named),
-                *(devices, varying, numbers, self._streams),
+                *(devices, varying, numbers),
+                streams=self._streams,
+                lent=lent,
             )
         self.captures += 1
         return step
 
-    def _with_whole_numbers(
+    def _with_numbers(
         self,
-        step: StepGraph,
         batch: tuple[Any, ...],
         named: Mapping[str, Any],
         varying: Mapping[Place, int] | None,
         numbers: Numbers,
+        lent: Lent,
     ) -> StepGraph:
-        """The step with whole numbers of the batch as inputs, if its losses may be divided by one,
+        """The step, with whole numbers of the batch as inputs, if its losses may be divided by one,
         and it can be captured so."""
+        step = self._captured(batch, named, varying, numbers, lent)
         if self._world.size == 1 or numbers.batch or not means_are_of_all(self._config):
             return step
         flat = pytree.tree_leaves((batch, dict(named)))
@@ -258,7 +276,7 @@ class Preparation:
         if not whole or not divides_by_constants(step):
             return step
         try:
-            return self._captured(batch, named, varying, replace(numbers, batch=whole))
+            return self._captured(batch, named, varying, replace(numbers, batch=whole), lent)
         except ModelError:
             logger.debug("whole numbers of the batch stay constants", exc_info=True)
             return step
@@ -285,12 +303,16 @@ class Preparation:
         self._dump("rewritten", lambda: rewritten.step.graph_module.print_readable(False))
         return rewritten
 
-    def _bound(self, rewritten: WorkerGraph, description: str) -> Program:
+    def _bound(self, rewritten: WorkerGraph, description: str, analysis: Analysis) -> Program:
         for optimizer in self._objects.optimizers.values():
             # Schedulers look here to see that optimizer.step() comes before theirs: in the graph.
             optimizer._opt_called = True  # type: ignore[attr-defined]
         assert self.choice.strategy is not None
-        alike = f"{description}\n{self.choice.strategy.to_json()!r}"
+        # Of its variables: what comes later on some workers may not be known on others yet.
+        chosen = self.choice.strategy.variables
+        own = {name: chosen[name] for name in chosen if name in analysis.variables}
+        strategy = msgspec.structs.replace(self.choice.strategy, variables=own)
+        alike = f"{description}\n{strategy.to_json()!r}"
         return bind(rewritten, self._state, self._resources, alike)
 
     # -- Before the first step --------------------------------------------------------------

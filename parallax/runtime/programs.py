@@ -52,6 +52,21 @@ class Programs:
         self._guesses = guesses
         self._by_signature: OrderedDict[Signature, list[Program]] = OrderedDict()
         self._kin: dict[Signature, _Kin] = {}
+        self._settled: OrderedDict[tuple[int, ...], Program] = OrderedDict()
+
+    def settle(self, digests: tuple[int, ...], program: Program) -> None:
+        """Keep what is run where workers have programs of these digests, by worker."""
+        self._settled[digests] = program
+        if len(self._settled) > MOST:
+            self._settled.popitem(last=False)
+
+    def settled(self, digests: tuple[int, ...], flat: Sequence[Any]) -> Program | None:
+        """What was kept for this, if it holds for a flat batch."""
+        program = self._settled.get(digests)
+        if program is None or not self._holds(program, flat):
+            return None
+        self._settled.move_to_end(digests)
+        return program
 
     def coming(self, signature: Signature, flat: Sequence[Any]) -> Program | None:
         """What a later call will find; None if that is not known, as where a step draws numbers."""
@@ -107,6 +122,7 @@ class Programs:
     def clear(self) -> None:
         """Forget all programs; what is known of sizes stays."""
         self._by_signature.clear()
+        self._settled.clear()
         for kin in self._kin.values():
             kin.programs.clear()
 
@@ -121,6 +137,9 @@ class Programs:
             self._by_signature[signature] = [program for program in programs if bound[program]]
         for kin in self._kin.values():
             kin.programs = [program for program in kin.programs if bound.get(program)]
+        for digests, program in list(self._settled.items()):
+            if not (bound[program] if program in bound else program.rebind()):
+                del self._settled[digests]
 
     def _keep(self, signature: Signature, program: Program) -> None:
         programs = self._by_signature.setdefault(signature, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
@@ -14,6 +15,7 @@ from parallax.errors import BatchError, CheckError, ConfigError, ParallaxError, 
 from parallax.graph.analysis.variables import Variable
 from parallax.graph.objects.checks import check_state
 from parallax.graph.objects.discovery import StepObjects
+from parallax.graph.passes.lent import NOTHING_LENT, Lent
 from parallax.graph.stand_ins.default_device import on_processor
 from parallax.graph.stand_ins.unread import unread_in
 from parallax.graph.symbols.guesses import WrongGuessError
@@ -22,6 +24,7 @@ from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
 from parallax.runtime.compute.kept_memory import keep_freed_memory
+from parallax.runtime.deciding import Decisions
 from parallax.runtime.exchange.resources import ResourcePool
 from parallax.runtime.one_device import Comparison, Join, compared, joined, stepped, values_of
 from parallax.runtime.pace import Pace
@@ -88,6 +91,7 @@ class Runner:
         self._profiler: Profiler | None = None
         self._compiler = Compiler(config.compile, world)
         weighing = self._preparation.weighing
+        self._decisions = Decisions(world, self._programs)
         self._course = Course(world, self._programs, self._signatures, weighing)
         self._steps = 0
         self._failure: BaseException | None = None
@@ -158,11 +162,13 @@ class Runner:
         """Run a step by the program that fits, which is known when one has run to its end."""
         for tries in range(_MOST_TRIES):
             program, signature, flat = self._program(batch, named)
+            if self.num_workers > 1 and self._decides(program):
+                capture = functools.partial(self._captured, batch, named, signature)
+                program = self._last = self._decisions.program(program, flat, capture)
             self._course.settle(program)
             step = self._course.begin(program, signature, flat, self._steps, moving)
             try:
-                decides = self._preparation.batches.decide or program.step.decides_by_batch
-                self._control.begin(step, decides)
+                self._control.begin(step)
                 if self._profiler is not None and not tries:
                     self._profiler.before()
                 result = program.run(flat, again=tries > 0)
@@ -258,14 +264,11 @@ class Runner:
             program = self._programs.find(signature, flat)
         if program is None:
             varying = self._programs.varying(signature)
-            numbers = self._signatures.numbers(signature)
-            late = self._course.late_updates
             texts = self._signatures.texts
-            given = texts.hidden(batch, named)
             try:
-                program = self._preparation.program(*given, varying, numbers, late)
+                program = self._captured(batch, named, signature)
             except Exception:
-                if unread_in(given):
+                if unread_in(texts.hidden(batch, named)):
                     texts.show()
                     return self._program(batch, named)
                 if not self._signatures.keep_constant(signature):
@@ -277,6 +280,22 @@ class Runner:
             self._programs.add(signature, program, varying)
         self._last = program
         return program, signature, flat
+
+    def _captured(
+        self,
+        batch: tuple[Any, ...],
+        named: Mapping[str, Any],
+        signature: Signature,
+        lent: Lent = NOTHING_LENT,
+    ) -> Program:
+        """What runs for a call, captured."""
+        given = self._signatures.texts.hidden(batch, named)
+        varying, numbers = self._programs.varying(signature), self._signatures.numbers(signature)
+        return self._preparation.program(*given, varying, numbers, self._course.late_updates, lent)
+
+    def _decides(self, program: Program) -> bool:
+        """Whether the step's Python decides by values of the batch."""
+        return self._preparation.batches.decide or program.step.decides_by_batch
 
     # -- Looking at it ------------------------------------------------------------------------
 

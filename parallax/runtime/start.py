@@ -41,6 +41,8 @@ from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import Pass
 from parallax.rewrite.divisors import dividing_by_all
 from parallax.runtime.comm.world import World
+from parallax.runtime.exchange.checks import GROUP as CHECKS
+from parallax.runtime.exchange.totals import GROUP as TOTALS
 from parallax.runtime.state.deferral import common_seeds
 
 logger = logging.getLogger("parallax")
@@ -179,6 +181,15 @@ def agree_on_batches(
     # What no first batch decides on, later ones may.
     total = decide or (alike if leave_out else other)
     return Batches(by_rows, leave_out, total, decide)
+
+
+def open_groups(world: World, batches: Batches) -> None:
+    """Open the process groups that graphs may need, while all workers are there: later, some may
+    have graphs that others have not."""
+    if batches.total:
+        world.open_group(TOTALS)
+    if batches.decide:
+        world.open_group(CHECKS)
 
 
 def tell_of_means(analysis: Analysis, config: Config, batches: Batches) -> None:

@@ -35,13 +35,20 @@ class Recording:
 
     stepped: set[int] = field(default_factory=set)
     cleared: set[int] = field(default_factory=set)
-    marked: set[str] = field(default_factory=set)
+    marked: dict[str, int] = field(default_factory=dict)
+    """Variables that have a gradient, each with the backward pass that it first has one of."""
+    passes: int = 0
+    """Backward passes that are over."""
     calls: list[Call] = field(default_factory=list)
     left: dict[str, torch.Tensor] = field(default_factory=dict)
     """By variable, the gradient of an earlier call that it was given, to see who reads it."""
     differentiated: SourceLine | None = None
     """Where gradients of parameters are computed that are differentiated further."""
     notes: list[str] = field(default_factory=list)
+
+    def mark(self, name: str) -> None:
+        """Note that a variable has a gradient."""
+        self.marked.setdefault(name, self.passes)
 
     def tensors(self) -> list[Any]:
         """All tensors that are kept here."""

@@ -293,9 +293,10 @@ def gradients_through(
     see: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None],
     see_further: Callable[[torch.Tensor], None],
     begin: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    end: Callable[[], None],
 ) -> Iterator[None]:
     """Let ``see(input, gradient)`` replace what ``torch.autograd.grad`` gives for each input, and
-    ``begin(output, gradient)`` where a backward pass begins.
+    ``begin(output, gradient)`` where a backward pass begins, and ``end()`` where it ends.
 
     Gradients that are differentiated further (``create_graph``) stay as they are, and
     ``see_further(input)`` is called. Those of a batch of output gradients stay, too, and those that
@@ -324,6 +325,8 @@ def gradients_through(
             found = run(outputs, gradients, retain, further, inputs, *args, **kwargs)
         finally:
             running -= 1
+        if not running:
+            end()
         if further and not running:
             for one in inputs:
                 see_further(one)

@@ -106,16 +106,8 @@ class StepControl:
         self._rows_pending: Pending | None = None
         self._early_total: int | None = None
 
-    def begin(self, step: Step, decides: bool = False) -> None:
-        """Start a step.
-
-        Args:
-            step: of this worker.
-            decides: its Python decides by values of the batch, so workers may run other graphs.
-
-        Raises:
-            DisagreementError: they do, and these exchange other gradients.
-        """
+    def begin(self, step: Step) -> None:
+        """Start a step of this worker."""
         self.step = step
         self.turns = Turns()
         self.total = step.weight * self.world.size
@@ -123,12 +115,6 @@ class StepControl:
             self._settle_rows()
             self._rows = torch.tensor([step.weight], dtype=torch.float64, device=self.world.device)
             self._rows_pending = self.world.all_reduce(self._rows, "rows")
-        if decides and self.world.size > 1:
-            # Before the graphs' own messages, which could be of other lengths.
-            words = [[step.digest]] * self.world.size
-            for worker, (digest,) in enumerate(self.world.exchange_numbers(words, "decisions")):
-                if digest != step.digest:
-                    raise self._decides_otherwise(worker)
 
     def weigh_early(self) -> None:
         """From the next step on, tell all workers' weights when a step begins: what is left of
@@ -331,15 +317,6 @@ class StepControl:
         found = self.world.texts("failure", self.step.failure)
         self.world.settle()
         return row_id_error(next(text for text in found if text))
-
-    def _decides_otherwise(self, worker: int) -> DisagreementError:
-        return DisagreementError(
-            f"Worker {self.world.rank} and worker {worker} are not running the same step: its "
-            "Python decides by values of the batch, and what it decides on them has other "
-            "gradients. Nothing was updated.",
-            hint="let the loss follow from the same parameters either way: choose with "
-            "torch.where, or multiply what is left out by zero.",
-        )
 
     def _differs(self, worker: int | None) -> DisagreementError:
         who = f"worker {worker}" if worker is not None else "another worker"

@@ -71,15 +71,22 @@ class Buckets:
     """
 
     def __init__(
-        self, spec: BucketsSpec, world: World, control: StepControl, encoded: EncodedBuckets
+        self,
+        spec: BucketsSpec,
+        world: World,
+        control: StepControl,
+        encoded: EncodedBuckets,
+        position: int = 0,
     ) -> None:
         """
         Args:
             spec: the gradients.
             world, control: the workers, and the words that travel along.
             encoded: makes the buckets of gradients that are encoded.
+            position: of the spec among those of its graph.
         """
         self.spec = spec
+        self._position = position
         self.world = world
         self.control = control
         self._buckets: list[_Bucket] = []
@@ -175,8 +182,9 @@ class Buckets:
             return None
         if not bucket.by_host and sums.links.size < self.world.size:
             return None
-        names = " ".join(self.spec.entries[index].name for index in bucket.entries)
-        return HostArea(sums.links, f"{self.spec.phase} {names}", elements, bucket.dtype)
+        # Not by the order in which they are made: workers may have made others before.
+        name = f"{self._position} {self.spec} {bucket.entries}"
+        return HostArea(sums.links, name, elements, bucket.dtype)
 
     def _lay_out_whole(self, bucket: _Bucket) -> None:
         offset = 0

@@ -48,10 +48,10 @@ class ResourcePool:
         """The object for ``spec`` at a position among its graph's resources."""
         key = (position, spec)
         if key not in self._made:
-            self._made[key] = self._make(spec)
+            self._made[key] = self._make(position, spec)
         return self._made[key]
 
-    def _make(self, spec: ResourceSpec) -> Any:
+    def _make(self, position: int, spec: ResourceSpec) -> Any:
         if isinstance(spec, FactorsSpec):
             return FactorExchange(spec, self._world, self._control)
         if isinstance(spec, GatherSpec):
@@ -68,7 +68,7 @@ class ResourcePool:
         if isinstance(spec, BagsSpec):
             return BagExchange(spec, self._world, self._control)
         if isinstance(spec, BucketsSpec):
-            return Buckets(spec, self._world, self._control, self.encoded)
+            return Buckets(spec, self._world, self._control, self.encoded, position)
         if isinstance(spec, PullSpec):
             return ValuePull(spec, self._world)
         if isinstance(spec, BatchNormsSpec):

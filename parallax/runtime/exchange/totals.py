@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from parallax.ops.totals import MOST, MOST_TERMS, PLACES, WAYS, TotalsSpec
+from parallax.ops.totals import MOST, MOST_TERMS, NUMBERS, PARTS, PLACES, TotalsSpec
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
@@ -17,16 +17,34 @@ GROUP = "totals"
 """The process group of their messages: they may start before or after others, as graphs do."""
 _WEIGHT, _COUNT, _FIRST = range(3)
 """Columns: what a batch counts, how many totals there are; from the third on all keys of totals,
-all totals, all keys of terms, and all that multiplies these."""
+all keys of terms, all that multiplies these, and all totals."""
 _KEYS = slice(_FIRST, _FIRST + MOST)
-_TOTALS = slice(_KEYS.stop, _KEYS.stop + MOST)
-_TERM_KEYS = slice(_TOTALS.stop, _TOTALS.stop + MOST_TERMS)
+_TERM_KEYS = slice(_KEYS.stop, _KEYS.stop + MOST_TERMS)
 _FACTORS = slice(_TERM_KEYS.stop, _TERM_KEYS.stop + MOST_TERMS)
+_TOTALS = slice(_FACTORS.stop, _FACTORS.stop + MOST)
+_DESCRIBED = slice(0, _TOTALS.start)
+"""What is the same in most steps."""
 _ROUNDING = 1e-9
 _LOOKS = 3
 """First steps of a graph in which it is told that workers' terms differ: to look waits for them."""
 
 logger = logging.getLogger("parallax")
+
+
+class _Matched(NamedTuple):
+    """What follows from all that workers say of their totals.
+
+    Args:
+        described: this.
+        same: by worker, place in its message and own total, whether that is added to it.
+        differs: of each total, whether it cannot be added up.
+        whole: what the batches count together.
+    """
+
+    described: torch.Tensor
+    same: torch.Tensor
+    differs: torch.Tensor
+    whole: torch.Tensor
 
 
 class BatchTotals:
@@ -47,9 +65,9 @@ class BatchTotals:
         self._pending: Pending | None = None
         self._own = torch.zeros(0)
         self._weight = 0
-        words = torch.zeros(_FACTORS.stop, dtype=torch.float64, device=world.device)
+        words = torch.zeros(_TOTALS.stop, dtype=torch.float64, device=world.device)
         self._words = words
-        self._gathered = words.new_zeros(world.size, _FACTORS.stop)
+        self._gathered = words.new_zeros(world.size, _TOTALS.stop)
         self._travels = len(spec.keys) <= MOST and len(spec.terms) <= MOST_TERMS
         if self._travels:
             self._describe()
@@ -63,6 +81,7 @@ class BatchTotals:
         for place, one in enumerate(spec.terms):
             self._divided[place, one.total] = 1
         self._means = torch.tensor(spec.means, dtype=torch.bool, device=world.device)
+        self._matched: _Matched | None = None
         self._looks = _LOOKS
         self._told: tuple[Any, ...] = ()
         """The numbers that :attr:`_words` has already."""
@@ -123,11 +142,8 @@ class BatchTotals:
             ones = torch.ones_like(self._own).unbind()
             return [*self._own.unbind(), *ones, *ones]
         told = self._gathered
-        counted = (told[:, _WEIGHT] > 0).view(-1, 1, 1)
-        same = (told[:, _KEYS].unsqueeze(2) == self._keys) & counted
-        differs = self._differ(told, same, counted)
+        _, same, differs, whole = self._match(told)
         self._tell(differs, told)
-        whole = told[:, _WEIGHT].sum()
         totals = torch.where(same, told[:, _TOTALS].unsqueeze(2), 0.0).sum((0, 1))
         left = differs
         if any(self.spec.means):
@@ -136,6 +152,21 @@ class BatchTotals:
         totals = torch.where(differs, self._own, totals)
         own = torch.where(left, 1.0, float(self._weight))
         return [*totals.unbind(), *own.unbind(), *torch.where(left, 1.0, whole).unbind()]
+
+    def _match(self, told: torch.Tensor) -> _Matched:
+        """Find what belongs together; a device would be waited for to see that it is as before."""
+        described, before = told[:, _DESCRIBED], self._matched
+        if (
+            before is not None
+            and told.device.type == "cpu"
+            and torch.equal(described, before.described)
+        ):
+            return before
+        counted = (told[:, _WEIGHT] > 0).view(-1, 1, 1)
+        same = (told[:, _KEYS].unsqueeze(2) == self._keys) & counted
+        differs = self._differ(told, same, counted)
+        self._matched = _Matched(described.clone(), same, differs, told[:, _WEIGHT].sum())
+        return self._matched
 
     def _differ(
         self, told: torch.Tensor, same: torch.Tensor, counted: torch.Tensor
@@ -151,7 +182,7 @@ class BatchTotals:
         alike = _alike(keys, self._keys).any(1)
         # Of a line that counts nothing alike there and here nobody knows.
         known = (alike.to(keys) @ self._same_line) > 0
-        off = alike & ~same.any(1) | _of_lines(keys, self._keys).any(1) & ~known
+        off = alike & ~same.any(1) | _may_be_alike(keys, self._keys).any(1) & ~known
         terms = told[:, _TERM_KEYS].unsqueeze(2)
         same_terms = terms == self._term_keys
         unknown = (terms == self._term_lines).any(1)
@@ -188,8 +219,19 @@ def _alike(told: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     return found
 
 
+def _may_be_alike(told: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """By worker, place and key, whether they are of the same line, and it is not numbers alone that
+    tell apart what they count."""
+    told = (told // PLACES).unsqueeze(2)
+    keys = keys // PLACES
+    apart = (told // NUMBERS == keys // NUMBERS) & (told % NUMBERS > 0) & (keys % NUMBERS > 0)
+    size = NUMBERS * PARTS
+    found: torch.Tensor = (told // size == keys // size) & ~apart
+    return found
+
+
 def _of_lines(told: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """By worker, place and key, whether they are of the same line."""
-    size = PLACES * WAYS
+    size = PLACES * NUMBERS * PARTS
     found: torch.Tensor = (told // size).unsqueeze(2) == keys // size
     return found

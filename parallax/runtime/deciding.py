@@ -1,0 +1,82 @@
+"""Workers whose Python decides by values of their batches run graphs with the same gradients.
+
+``if len(boxes): loss = loss + ...`` leaves out a part of the model where a batch has nothing for
+it. Where another worker's batch has something, this worker's graph gets gradients of zero for that
+part, and its updates: as on one device with all batches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+
+from parallax.errors import DisagreementError, StrategyError
+from parallax.graph.passes.lent import Lent, missing
+from parallax.graph.step_graph import Gradients, StepGraph
+from parallax.runtime.comm.world import World
+from parallax.runtime.program import Program
+from parallax.runtime.programs import Programs
+
+_PURPOSE = "decisions"
+
+
+def gradients_of_all(world: World, step: StepGraph) -> list[Gradients]:
+    """What the workers' steps have gradients of; waits for all."""
+    told = world.texts("gradients", json.dumps(step.gradients))
+    return [[(name, number) for name, number in json.loads(text)] for text in told]
+
+
+class Decisions:
+    """Finds what a worker runs when some workers' Python has decided otherwise."""
+
+    def __init__(self, world: World, programs: Programs) -> None:
+        self._world = world
+        self._programs = programs
+
+    def program(
+        self, own: Program, flat: Sequence[object], capture: Callable[[Lent], Program]
+    ) -> Program:
+        """What this worker runs in a step; all workers must call this.
+
+        Args:
+            own: what holds for its batch.
+            flat: the batch.
+            capture: gives another program for it, with gradients of zero.
+
+        Raises:
+            DisagreementError: workers' graphs exchange other gradients.
+        """
+        digests = self._of_all(own)
+        if len({*digests}) == 1:
+            return own
+        settled = self._programs.settled(digests, flat)
+        if len(found := {*self._of_all(settled)}) == 1 and settled is not None and all(found):
+            return settled
+        told = gradients_of_all(self._world, own.step)
+        lent = missing(told[self._world.rank], told)
+        program: Program | None = own
+        if lent.passes:
+            try:
+                program = capture(lent)
+            except StrategyError:  # what it does not fit; the others have to hear of it
+                program = None
+        for worker, digest in enumerate(self._of_all(program)):
+            if program is None or digest != program.digest:
+                raise self._otherwise(worker)
+        assert program is not None
+        self._programs.settle(digests, program)
+        return program
+
+    def _of_all(self, program: Program | None) -> tuple[int, ...]:
+        """Digests of what the workers have."""
+        words = [[0 if program is None else program.digest]] * self._world.size
+        return tuple(digest for (digest,) in self._world.exchange_numbers(words, _PURPOSE))
+
+    def _otherwise(self, worker: int) -> DisagreementError:
+        return DisagreementError(
+            f"Worker {self._world.rank} and worker {worker} are not running the same step: its "
+            "Python decides by values of the batch, and what it decides on them has other "
+            "gradients. Nothing was updated.",
+            hint="let the loss follow from the same parameters either way: choose with "
+            "torch.where, or multiply what is left out by zero.",
+        )
