@@ -235,10 +235,10 @@ def prepared() -> Iterator[None]:
 
         return measure
 
-    def again(step: Any, objects: Any, batch: Any, *rest: Any) -> StepGraph:
+    def again(step: Any, objects: Any, batch: Any, *rest: Any, **named: Any) -> StepGraph:
         key = str([tuple(item.shape) for item in batch])
         if key not in _captured:
-            _captured[key] = capture(step, objects, batch, *rest)
+            _captured[key] = capture(step, objects, batch, *rest, **named)
             assert not _captured[key].new_leaves
             assert not _captured[key].calls
         return _captured[key].copy()

@@ -88,11 +88,25 @@ def test_each_of_several_backward_passes_may_be_left_out_in_part(pool: Pool) -> 
         assert found[0] < 1e-12
 
 
+@pytest.mark.parametrize("strategy", ["HYBRID", "PS", "AR", "Horovod"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_workers_may_decide_to_read_no_row_of_a_table(pool: Pool, strategy: str, size: int) -> None:
+    high, low, none = branches.labels((3, 5), (0, 3), (1, 3))
+    low[0] = 0
+    both = torch.cat([high[:3], low[:3]])
+    found = [high, high, none, both, none, none, high, low, both, both, none, high, none, none]
+    given = [found[step : step + size] for step in range(0, len(found) - size, 2)]
+    given = [parts for parts in given if not {id(high), id(low)} <= {*map(id, parts)}]
+    for one in pool.run(size, branches.train, "tables", given, strategy):
+        assert not isinstance(one, str), one
+        assert one[0] < 1e-12
+
+
 @pytest.mark.parametrize("strategy", ["HYBRID", "PS"])
-def test_what_workers_decide_must_have_the_same_sparse_gradients(pool: Pool, strategy: str) -> None:
+def test_what_workers_decide_must_have_the_same_bags(pool: Pool, strategy: str) -> None:
     low, high = branches.labels((0, 3), (3, 5))
     given = [[high, high], [low, high]]
-    for worker, found in enumerate(pool.run(2, branches.train, "tables", given, strategy)):
+    for worker, found in enumerate(pool.run(2, branches.train, "bags", given, strategy)):
         assert isinstance(found, str)
         assert found.startswith(f"DisagreementError: Worker {worker} and worker {1 - worker} are")
         assert "Python decides by values of the batch" in found

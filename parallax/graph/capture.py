@@ -212,9 +212,10 @@ def _capture_once(asked: _Asked) -> tuple[StepGraph, list[str]]:
         raise no_backward(asked.objects)
     graph = _step_graph(asked, traced, module)
     _tidy(graph, traced.inputs, is_whole=not asked.sentinels)
-    put_in_order(graph.graph, asked.lent)
+    put_in_order(graph, asked.lent)
     graph.graph_module.recompile()
-    graph.gradients = gradients_of(graph.graph, recording.marked)
+    graph.gradients = gradients_of(graph, recording.marked)
+    graph.is_lent = bool(asked.lent.passes)
     return graph, read_by_step(module, recording.left) if asked.sentinels else left.carried
 
 

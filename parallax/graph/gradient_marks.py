@@ -94,6 +94,17 @@ def mark_returned(
         if id(source) in names and recording.differentiated is None:
             recording.differentiated = user_line()
 
+    def begin(output: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output, gradient = _begin(output, gradient)
+        if recording.begun == recording.passes:
+            return output, gradient
+        recording.begun = recording.passes
+        with torch.enable_grad():
+            nothing = lent.lookups(tensors, recording.passes)
+            if nothing is not None:
+                output = output + nothing.to(output.dtype)
+        return output, gradient
+
     def end() -> None:
         number, recording.passes = recording.passes, recording.passes + 1
         for leaf in tensors:
@@ -102,7 +113,7 @@ def mark_returned(
                     _GRAD.__set__(leaf.value, marks.gradient(lent.gradient(leaf.value), leaf.name))
                 recording.marked[leaf.name] = number
 
-    return gradients_through(see, see_further, _begin, end)
+    return gradients_through(see, see_further, begin, end)
 
 
 def _begin(output: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

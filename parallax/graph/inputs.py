@@ -45,6 +45,7 @@ class Inputs:
         drawn: random numbers.
         batch: flat.
         batch_spec: what it is.
+        parts: to which part of it each item belongs.
     """
 
     leaves: Mapping[str, Leaf]
@@ -52,6 +53,7 @@ class Inputs:
     drawn: Sequence[Draw]
     batch: Sequence[Any]
     batch_spec: pytree.TreeSpec
+    parts: Sequence[str]
 
     @staticmethod
     def of(
@@ -62,8 +64,9 @@ class Inputs:
         drawn: Sequence[Draw],
     ) -> Inputs:
         """Of a step that reaches these objects, and is called with this batch."""
-        batch, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
-        return Inputs(leaves(objects), free, drawn, batch, spec)
+        given = tuple(args), dict(kwargs)
+        batch, spec = pytree.tree_flatten(given)
+        return Inputs(leaves(objects), free, drawn, batch, spec, _parts(given, len(batch)))
 
     @property
     def tensors(self) -> list[Leaf]:
@@ -92,13 +95,16 @@ class Inputs:
     @property
     def signature(self) -> tuple[GraphInput, ...]:
         """What the placeholders of the graph are, in their order."""
-        python, parts = self.python, _parts(self.batch_spec)
+        python = self.python
         return (
             *(GraphInput("state", leaf.name) for leaf in self.tensors),
             *(GraphInput("number", leaf.name, number=True) for leaf in self.numbers),
             *(GraphInput("outside", site.name, number=True) for site in self.free.outside),
             *(GraphInput("drawn", draw.name, number=True) for draw in self.drawn),
-            *(GraphInput("batch", batch_name(i), i, i in python, parts[i]) for i in self.lifted),
+            *(
+                GraphInput("batch", batch_name(i), i, i in python, self.parts[i])
+                for i in self.lifted
+            ),
         )
 
     def values(self) -> dict[str, Any]:
@@ -188,19 +194,19 @@ def batch_name(index: int) -> str:
     return f"batch{index}"
 
 
-def _parts(spec: pytree.TreeSpec) -> list[str]:
+def _parts(given: Any, count: int) -> list[str]:
     """Of a batch, to which part each item belongs."""
-    places = list(range(spec.num_leaves))
     try:
-        paths = pytree.tree_flatten_with_path(pytree.tree_unflatten(places, spec))[0]
-    except ValueError:  # a class that does not tell
-        return [""] * len(places)
-    found = [""] * len(places)
-    for path, place in paths:
-        # Of all arguments, and those by name, which one; then keys.
-        keys = [one for one in path[2:] if not isinstance(one, pytree.SequenceKey)]
-        found[place] = pytree.keystr((*path[:2], *keys))
-    return found
+        paths = [path for path, _ in pytree.tree_flatten_with_path(given)[0]]
+    except ValueError:  # it has a class that does not tell
+        return [""] * count
+    # Of all arguments, and those by name, which one; then keys.
+    return [
+        pytree.keystr(
+            (*path[:2], *(one for one in path[2:] if not isinstance(one, pytree.SequenceKey)))
+        )
+        for path in paths
+    ]
 
 
 def _device(leaf: Leaf, devices: Mapping[str, torch.device]) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -18,9 +18,26 @@ from parallax.graph.objects.sites import Site, Source
 from parallax.graph.symbols.assertions import Found
 from parallax.graph.symbols.guesses import Decisions
 
-Gradients = Sequence[tuple[str, int]]
-"""Variables in the order of their gradients, without sparse ones; each with the backward pass that
-it first has one of."""
+
+class GradientPlace(NamedTuple):
+    """Where a step has a gradient.
+
+    Args:
+        name: of the variable.
+        number: of the backward pass that it first has one of.
+        form: it is ``whole``, of ``rows`` that were looked up, or a ``sparse`` tensor of these;
+            ``late`` where ids follow from more than the batch.
+        read: of tables, where in the graph they are read first.
+    """
+
+    name: str
+    number: int
+    form: str
+    read: int = 0
+
+
+Gradients = Sequence[GradientPlace]
+"""In their order."""
 
 
 class _Unwritten(torch.fx.GraphModule):
@@ -72,6 +89,8 @@ class StepGraph:
     rows: tuple[int | torch.SymInt, ...] = ()
     """How many rows the batch's tensors have, also those that the graph has no use for."""
     gradients: Gradients = ()
+    is_lent: bool = False
+    """Some of them are zero, for other workers' batches have them."""
     decisions: Decisions = field(default_factory=dict)
     """What branches are taken to be that go on both ways; the graph sees whether they are."""
     looked: list[Found] = field(default_factory=list)

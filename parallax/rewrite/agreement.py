@@ -32,6 +32,7 @@ _SCALES = {
     aten._foreach_mul_.Scalar,
     aten._foreach_div_.Tensor,
 }
+_SAME = {*_SCALES, aten.detach.default, aten.alias.default, aten.clone.default}
 
 
 def check_agreement(step: StepGraph, leaves: Mapping[str, Leaf]) -> None:
@@ -114,7 +115,9 @@ def _multiplied(step: StepGraph, local: set[Node]) -> Node | None:
         sources = set(node.all_input_nodes)
         if node in local and node.target in _SCALES and not of_all.isdisjoint(sources):
             return node
-        if node.target is marks.GRADIENT or not of_all.isdisjoint(sources):
+        if node.target is marks.GRADIENT or (
+            node.target in _SAME and not of_all.isdisjoint(sources)
+        ):
             of_all.add(node)
     return None
 

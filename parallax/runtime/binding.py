@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from parallax.ops.specs import LateSpec
+from parallax.ops.specs import BagsSpec, LateSpec, RowsSpec
 from parallax.rewrite.context import WorkerGraph
 from parallax.runtime.comm.texts import digest
 from parallax.runtime.compute.images import use_faster_layout
@@ -42,4 +42,24 @@ def bind(
     # What waits for the next step is each worker's own affair: they hold other parts of the state.
     shared = [spec for spec in rewritten.resources if not isinstance(spec, LateSpec)]
     value = int(digest(f"{description}\n{shared}"), 16) & 0x7FFFFFFFFFFFFFFF
-    return Program(rewritten.step, state, resources, value, rewritten.resources)
+    return Program(
+        *(rewritten.step, state, resources, value, rewritten.resources),
+        order=int(digest(str(_calls(rewritten))), 16) & 0x7FFFFFFFFFFFFFFF,
+    )
+
+
+def _calls(rewritten: WorkerGraph) -> list[tuple[str, int]]:
+    """In which order rows are exchanged: messages of one group, whose lengths do not tell them
+    apart."""
+    inputs = rewritten.step.placeholders()
+    pairs = zip(inputs, rewritten.resources, strict=False)
+    places = {
+        node: place
+        for place, (node, spec) in enumerate(pairs)
+        if isinstance(spec, RowsSpec | BagsSpec)
+    }
+    return [
+        (node.target.__name__, places[node.args[0]])
+        for node in rewritten.step.graph.nodes
+        if node.op == "call_function" and node.args and node.args[0] in places
+    ]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from parallax.errors import DisagreementError, StrategyError
 from parallax.graph.passes.lent import Lent, missing
-from parallax.graph.step_graph import Gradients, StepGraph
+from parallax.graph.step_graph import GradientPlace, Gradients, StepGraph
 from parallax.runtime.comm.world import World
 from parallax.runtime.program import Program
 from parallax.runtime.programs import Programs
@@ -23,7 +23,7 @@ _PURPOSE = "decisions"
 def gradients_of_all(world: World, step: StepGraph) -> list[Gradients]:
     """What the workers' steps have gradients of; waits for all."""
     told = world.texts("gradients", json.dumps(step.gradients))
-    return [[(name, number) for name, number in json.loads(text)] for text in told]
+    return [[GradientPlace(*one) for one in json.loads(text)] for text in told]
 
 
 class Decisions:
@@ -61,7 +61,7 @@ class Decisions:
             except StrategyError:  # what it does not fit; the others have to hear of it
                 program = None
         for worker, digest in enumerate(self._of_all(program)):
-            if program is None or digest != program.digest:
+            if program is None or digest != _digest(program):
                 raise self._otherwise(worker)
         assert program is not None
         self._programs.settle(digests, program)
@@ -69,7 +69,7 @@ class Decisions:
 
     def _of_all(self, program: Program | None) -> tuple[int, ...]:
         """Digests of what the workers have."""
-        words = [[0 if program is None else program.digest]] * self._world.size
+        words = [[0 if program is None else _digest(program)]] * self._world.size
         return tuple(digest for (digest,) in self._world.exchange_numbers(words, _PURPOSE))
 
     def _otherwise(self, worker: int) -> DisagreementError:
@@ -77,6 +77,10 @@ class Decisions:
             f"Worker {self._world.rank} and worker {worker} are not running the same step: its "
             "Python decides by values of the batch, and what it decides on them has other "
             "gradients. Nothing was updated.",
-            hint="let the loss follow from the same parameters either way: choose with "
-            "torch.where, or multiply what is left out by zero.",
+            hint="let the loss follow from the same tables either way: choose with torch.where, "
+            "or multiply what is left out by zero.",
         )
+
+
+def _digest(program: Program) -> int:
+    return program.digest ^ program.order

@@ -310,9 +310,8 @@ class Preparation:
         assert self.choice.strategy is not None
         # Of its variables: what comes later on some workers may not be known on others yet.
         chosen = self.choice.strategy.variables
-        own = {name: chosen[name] for name in chosen if name in analysis.variables}
-        strategy = msgspec.structs.replace(self.choice.strategy, variables=own)
-        alike = f"{description}\n{strategy.to_json()!r}"
+        own = {name: chosen[name] for name, one in analysis.variables.items() if one.trainable}
+        alike = f"{description}\n{msgspec.json.encode(own)!r}"
         return bind(rewritten, self._state, self._resources, alike)
 
     # -- Before the first step --------------------------------------------------------------

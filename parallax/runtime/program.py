@@ -40,6 +40,7 @@ class Program:
         resources: Sequence[Any] = (),
         digest: int = 0,
         specs: Sequence[ResourceSpec] = (),
+        order: int = 0,
     ) -> None:
         """
         Args:
@@ -48,9 +49,11 @@ class Program:
             resources: objects of the runtime (row exchanges, buckets) that the graph uses.
             digest: hash of everything that all workers must be running alike.
             specs: descriptions of ``resources``.
+            order: hash of the order in which they are used.
         """
         self.step = step
         self.digest = digest
+        self.order = order
         self._specs = list(specs)
         self._state = state
         self._resources = list(resources)

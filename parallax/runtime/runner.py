@@ -277,7 +277,8 @@ class Runner:
                 return self._program(batch, named)
             if self._signatures.follow(program.step, signature):
                 signature, flat = self._signatures.read(batch, named)
-            self._programs.add(signature, program, varying)
+            if not program.step.is_lent:  # as in the first step, for batches of all workers
+                self._programs.add(signature, program, varying)
         self._last = program
         return program, signature, flat
 

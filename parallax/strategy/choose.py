@@ -50,6 +50,9 @@ def title_of(source: Source) -> str:
     return source.title if isinstance(source, StrategyBuilder) else str(source)
 
 
+_LATER = "trained only later"
+
+
 def with_later(
     strategy: Strategy, variables: Mapping[str, Variable], average_dense: bool, average_sparse: bool
 ) -> Strategy:
@@ -64,12 +67,14 @@ def with_later(
         average_dense, average_sparse: as :class:`parallax.config.Config` has them.
     """
     chosen = dict(strategy.variables)
-    group = max((one.group for one in chosen.values()), default=0)
+    # The same whichever came first: workers whose Python decides otherwise meet them in any order.
+    made = [one.group for one in chosen.values() if not one.why.endswith(_LATER)]
+    group = max(made, default=0)
     for name, variable in variables.items():
         known = chosen.get(name)
         if not variable.trainable or (known is not None and known.synchronizer != "none"):
             continue
-        why = "sparse, trained only later" if variable.sparse else "dense, trained only later"
+        why = f"{'sparse' if variable.sparse else 'dense'}, {_LATER}"
         chosen[name] = VariableStrategy(
             "allgather" if variable.sparse else "allreduce",
             average=average_sparse if variable.sparse else average_dense,

@@ -123,6 +123,7 @@ def _terms(work: Rewriting) -> dict[Node, tuple[Node, ...]]:
     return {
         mark: rows.terms
         for name in work.names_with("bags")
+        if name in work.analysis.gradients  # else a step without them
         for mark, rows in zip(
             work.analysis.gradients[name], work.analysis.row_gradients(name), strict=True
         )
