@@ -113,6 +113,13 @@ def test_what_workers_decide_must_have_the_same_bags(pool: Pool, strategy: str) 
         assert "Nothing was updated" in found
 
 
+def test_what_workers_decide_must_step_the_same_optimizers(pool: Pool) -> None:
+    low, high = branches.labels((0, 3), (3, 5))
+    for found in pool.run(2, branches.steps_another_optimizer, [[high, high], [low, high]]):
+        assert found.startswith("DisagreementError: ")
+        assert "or other updates" in found
+
+
 def _runner(loss: Any) -> Runner:
     torch.manual_seed(0)
     net = branches.Net().double()

@@ -89,6 +89,8 @@ class StepGraph:
     rows: tuple[int | torch.SymInt, ...] = ()
     """How many rows the batch's tensors have, also those that the graph has no use for."""
     gradients: Gradients = ()
+    updated: Sequence[str] = ()
+    """The parameters that it changes."""
     is_lent: bool = False
     """Some of them are zero, for other workers' batches have them."""
     decisions: Decisions = field(default_factory=dict)

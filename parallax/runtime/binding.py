@@ -44,7 +44,8 @@ def bind(
     value = int(digest(f"{description}\n{shared}"), 16) & 0x7FFFFFFFFFFFFFFF
     return Program(
         *(rewritten.step, state, resources, value, rewritten.resources),
-        order=int(digest(str(_calls(rewritten))), 16) & 0x7FFFFFFFFFFFFFFF,
+        order=int(digest(f"{_calls(rewritten)}\n{rewritten.step.updated}"), 16)
+        & 0x7FFFFFFFFFFFFFFF,
     )
 
 

@@ -76,9 +76,9 @@ class Decisions:
         return DisagreementError(
             f"Worker {self._world.rank} and worker {worker} are not running the same step: its "
             "Python decides by values of the batch, and what it decides on them has other "
-            "gradients. Nothing was updated.",
+            "gradients, or other updates. Nothing was updated.",
             hint="let the loss follow from the same tables either way: choose with torch.where, "
-            "or multiply what is left out by zero.",
+            "or multiply what is left out by zero; and step the same optimizers.",
         )
 
 

@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch.fx import Graph, Node
 
 from parallax.graph.analysis.compute import computes_much
-from parallax.graph.common.operations import ancestors
+from parallax.graph.common.aliases import memory_of
+from parallax.graph.common.operations import ancestors, written_inputs
 from parallax.graph.objects.state import Leaf
 from parallax.graph.step_graph import GradientPlace, Gradients, StepGraph
 from parallax.ops import marks
@@ -96,6 +97,14 @@ def gradients_of(step: StepGraph, passes: Mapping[str, int]) -> Gradients:
         read = min((order[node] for node in readers), default=0)
         found[name] = GradientPlace(name, passes[name], form, read)
     return tuple(found.values())
+
+
+def updated_by(step: StepGraph, leaves: Mapping[str, Leaf]) -> list[str]:
+    """The parameters that a step changes: a gradient that is lent has to be used like others'."""
+    written = {memory_of(one) for node in step.graph.nodes for one in written_inputs(node)}
+    inputs = zip(step.inputs, step.own_placeholders(), strict=True)
+    names = {item.name for item, node in inputs if item.kind == "state" and node in written}
+    return sorted(name for name in names if leaves[name].kind == "parameter")
 
 
 def _form(mark: Node) -> str:
