@@ -113,9 +113,11 @@ def test_what_workers_decide_must_have_the_same_bags(pool: Pool, strategy: str) 
         assert "Nothing was updated" in found
 
 
-def test_what_workers_decide_must_step_the_same_optimizers(pool: Pool) -> None:
+@pytest.mark.parametrize("at_first", [True, False])
+def test_what_workers_decide_must_step_the_same_optimizers(pool: Pool, at_first: bool) -> None:
     low, high = branches.labels((0, 3), (3, 5))
-    for found in pool.run(2, branches.steps_another_optimizer, [[high, high], [low, high]]):
+    given = [low, high] if at_first else [high, high], [low, high]
+    for found in pool.run(2, branches.steps_another_optimizer, given):
         assert found.startswith("DisagreementError: ")
         assert "or other updates" in found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from parallax.errors import DisagreementError, StrategyError
 from parallax.graph.passes.lent import Lent, missing
@@ -20,10 +21,48 @@ from parallax.runtime.programs import Programs
 _PURPOSE = "decisions"
 
 
-def gradients_of_all(world: World, step: StepGraph) -> list[Gradients]:
-    """What the workers' steps have gradients of; waits for all."""
+def with_gradients_of_all(
+    world: World, step: StepGraph, capture: Callable[[Lent], StepGraph]
+) -> StepGraph:
+    """The first step, with gradients of zero for what those of other workers have gradients of.
+
+    Args:
+        world: this worker and the others, which must all call this.
+        step: as it was captured.
+        capture: captures it with such gradients.
+
+    Raises:
+        DisagreementError: their Python decides by their batches on other gradients or updates.
+    """
+    told = _gradients_of_all(world, step)
+    texts = world.texts("branches", str(step.decides_by_batch))
+    if str(True) not in texts:
+        return step
+    lent = missing(told[world.rank], told)
+    if lent.passes:
+        # The chief decides by its graph's products, which are of rows.
+        step = capture(replace(lent, as_products=world.rank > 0))
+    own = json.dumps([sorted(one.name for one in step.gradients), list(step.updated)])
+    for worker, other in enumerate(world.texts("updates", own)):
+        if other != own:
+            world.settle()
+            raise _otherwise(world, worker)
+    return step
+
+
+def _gradients_of_all(world: World, step: StepGraph) -> list[Gradients]:
     told = world.texts("gradients", json.dumps(step.gradients))
     return [[GradientPlace(*one) for one in json.loads(text)] for text in told]
+
+
+def _otherwise(world: World, worker: int) -> DisagreementError:
+    return DisagreementError(
+        f"Worker {world.rank} and worker {worker} are not running the same step: its Python "
+        "decides by values of the batch, and what it decides on them has other gradients, or "
+        "other updates. Nothing was updated.",
+        hint="let the loss follow from the same tables either way: choose with torch.where, or "
+        "multiply what is left out by zero; and step the same optimizers.",
+    )
 
 
 class Decisions:
@@ -52,7 +91,7 @@ class Decisions:
         settled = self._programs.settled(digests, flat)
         if len(found := {*self._of_all(settled)}) == 1 and settled is not None and all(found):
             return settled
-        told = gradients_of_all(self._world, own.step)
+        told = _gradients_of_all(self._world, own.step)
         lent = missing(told[self._world.rank], told)
         program: Program | None = own
         if lent.passes:
@@ -62,7 +101,7 @@ class Decisions:
                 program = None
         for worker, digest in enumerate(self._of_all(program)):
             if program is None or digest != _digest(program):
-                raise self._otherwise(worker)
+                raise _otherwise(self._world, worker)
         assert program is not None
         self._programs.settle(digests, program)
         return program
@@ -71,15 +110,6 @@ class Decisions:
         """Digests of what the workers have."""
         words = [[0 if program is None else _digest(program)]] * self._world.size
         return tuple(digest for (digest,) in self._world.exchange_numbers(words, _PURPOSE))
-
-    def _otherwise(self, worker: int) -> DisagreementError:
-        return DisagreementError(
-            f"Worker {self._world.rank} and worker {worker} are not running the same step: its "
-            "Python decides by values of the batch, and what it decides on them has other "
-            "gradients, or other updates. Nothing was updated.",
-            hint="let the loss follow from the same tables either way: choose with torch.where, "
-            "or multiply what is left out by zero; and step the same optimizers.",
-        )
 
 
 def _digest(program: Program) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,7 +29,7 @@ from parallax.graph.objects.draws import Streams
 from parallax.graph.objects.outside import NO_NUMBERS, Numbers
 from parallax.graph.objects.state import aliases
 from parallax.graph.passes.inner_gradients import note_inner_gradients
-from parallax.graph.passes.lent import NOTHING_LENT, Lent, missing
+from parallax.graph.passes.lent import NOTHING_LENT, Lent
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.surroundings import any_number_of_rows
 from parallax.rewrite.agreement import check_agreement
@@ -41,7 +42,7 @@ from parallax.runtime.choosing import StrategyChoice
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.weighing import Weighing
 from parallax.runtime.comm.world import World
-from parallax.runtime.deciding import gradients_of_all
+from parallax.runtime.deciding import with_gradients_of_all
 from parallax.runtime.exchange.resources import ResourcePool
 from parallax.runtime.garbage import collected_seldom
 from parallax.runtime.predictions.expected import ExpectedStep
@@ -198,12 +199,8 @@ class Preparation:
             self._compare(description, flat)
         step = self._with_numbers(batch, named, varying, numbers, lent)
         if first:
-            told = gradients_of_all(self._world, step)
-            lent = missing(told[self._world.rank], told)
-            if lent.passes and step.decides_by_batch:
-                # The chief decides by its graph's products, which are of rows.
-                lent = replace(lent, as_products=self._world.rank > 0)
-                step = self._with_numbers(batch, named, varying, numbers, lent)
+            again = functools.partial(self._with_numbers, batch, named, varying, numbers)
+            step = with_gradients_of_all(self._world, step, again)
         if first and self._config.average_dense and self._config.average_sparse:
             note_sums(step, flat)
             note_bent_gradients(step)
