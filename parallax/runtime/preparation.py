@@ -307,7 +307,8 @@ class Preparation:
         assert self.choice.strategy is not None
         # Of its variables: what comes later on some workers may not be known on others yet.
         chosen = self.choice.strategy.variables
-        own = {name: chosen[name] for name, one in analysis.variables.items() if one.trainable}
+        trained = {name for name, one in analysis.variables.items() if one.trainable}
+        own = {name: choice for name, choice in chosen.items() if name in trained}
         alike = f"{description}\n{msgspec.json.encode(own)!r}"
         return bind(rewritten, self._state, self._resources, alike)
 
