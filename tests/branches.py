@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from errors_help import warnings_of_parallax
 from torch import nn
 
 from parallax.config import Config
@@ -226,3 +227,23 @@ def steps_another_optimizer(world: World, given: list[list[torch.Tensor]]) -> st
     except ParallaxError as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def told_of_counters(world: World, given: list[list[torch.Tensor]]) -> list[str]:
+    """What is told of a step that counts only where there is something to count."""
+    net = Net().double()
+    net.register_buffer("uses", torch.zeros(()))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        if (y > 2).any():
+            net.uses += 1
+        F.cross_entropy(net.out(x), y).backward()
+        optimizer.step()
+
+    runner = Runner(step, discover(step), Config(workers=1), world)
+    with warnings_of_parallax() as found:
+        for labels in given:
+            runner.run(torch.randn(ROWS, WIDTH).double(), labels[world.rank])
+    return [one for one in found if "whether it sets" in one]

@@ -122,6 +122,13 @@ def test_what_workers_decide_must_step_the_same_optimizers(pool: Pool, at_first:
         assert "or other updates" in found
 
 
+def test_what_workers_count_only_on_some_batches_is_told_once(pool: Pool) -> None:
+    low, high = branches.labels((0, 3), (3, 5))
+    told = pool.run(2, branches.told_of_counters, [[high, high], [low, high], [low, high]])
+    assert list(map(len, told)) == [1, 0]
+    assert "whether it sets uses: " in told[0][0]
+
+
 def _runner(loss: Any) -> Runner:
     torch.manual_seed(0)
     net = branches.Net().double()

@@ -43,7 +43,14 @@ from parallax.graph.objects.state import leaves
 from parallax.graph.passes.cleanup import clean, remove_dead
 from parallax.graph.passes.early_looks import look_early
 from parallax.graph.passes.gradient_order import advance_gradients
-from parallax.graph.passes.lent import NOTHING_LENT, Lent, gradients_of, put_in_order, updated_by
+from parallax.graph.passes.lent import (
+    NOTHING_LENT,
+    Lent,
+    gradients_of,
+    kept_by,
+    put_in_order,
+    updated_by,
+)
 from parallax.graph.passes.losses import write_softmax_gradients_once
 from parallax.graph.passes.products import join_products
 from parallax.graph.passes.stacks import stack_in_order
@@ -216,6 +223,7 @@ def _capture_once(asked: _Asked) -> tuple[StepGraph, list[str]]:
     graph.graph_module.recompile()
     graph.gradients = gradients_of(graph, recording.marked)
     graph.updated = updated_by(graph, traced.inputs.leaves)
+    graph.kept = kept_by(graph, traced.inputs.leaves)
     graph.is_lent = bool(asked.lent.passes)
     return graph, read_by_step(module, recording.left) if asked.sentinels else left.carried
 

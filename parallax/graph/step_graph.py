@@ -91,6 +91,8 @@ class StepGraph:
     gradients: Gradients = ()
     updated: Sequence[str] = ()
     """The parameters that it changes."""
+    kept: Sequence[str] = ()
+    """What else it leaves for the next one, of this worker's own."""
     is_lent: bool = False
     """Some of them are zero, for other workers' batches have them."""
     decisions: Decisions = field(default_factory=dict)

@@ -8,6 +8,7 @@ part, and its updates: as on one device with all batches.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -19,6 +20,8 @@ from parallax.runtime.program import Program
 from parallax.runtime.programs import Programs
 
 _PURPOSE = "decisions"
+
+logger = logging.getLogger("parallax")
 
 
 def with_gradients_of_all(
@@ -71,6 +74,8 @@ class Decisions:
     def __init__(self, world: World, programs: Programs) -> None:
         self._world = world
         self._programs = programs
+        self._told: set[tuple[int, ...]] = set()
+        """By worker, hashes of what steps leave for the next ones, which was told."""
 
     def program(
         self, own: Program, flat: Sequence[object], capture: Callable[[Lent], Program]
@@ -85,7 +90,10 @@ class Decisions:
         Raises:
             DisagreementError: workers' graphs exchange other gradients.
         """
-        digests = self._of_all(own)
+        digests, kept = self._compare(own)
+        if len({*kept}) > 1 and kept not in self._told:
+            self._told.add(kept)
+            self._tell_of_kept(own.step)
         if len({*digests}) == 1:
             return own
         settled = self._programs.settled(digests, flat)
@@ -105,6 +113,23 @@ class Decisions:
         assert program is not None
         self._programs.settle(digests, program)
         return program
+
+    def _compare(self, program: Program) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of all workers, digests of programs, and of what they leave for the next steps."""
+        words = [[_digest(program), program.kept]] * self._world.size
+        digests, kept = zip(*self._world.exchange_numbers(words, _PURPOSE), strict=True)
+        return digests, kept
+
+    def _tell_of_kept(self, step: StepGraph) -> None:
+        """Say what only some workers' steps leave for the next ones."""
+        told = [{*json.loads(text)} for text in self._world.texts("kept", json.dumps(step.kept))]
+        some = sorted(set.union(*told) - set.intersection(*told))
+        if self._world.rank == 0:
+            logger.warning(
+                "the step's Python decides by values of the batch whether it sets %s: each worker "
+                "has its own, which need not be that of one device; set it either way",
+                ", ".join(some[:5]),
+            )
 
     def _of_all(self, program: Program | None) -> tuple[int, ...]:
         """Digests of what the workers have."""

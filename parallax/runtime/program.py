@@ -21,6 +21,7 @@ from parallax.rewrite.ahead import IdsGraph, ids_graph
 from parallax.rewrite.fixed_sizes import with_sizes
 from parallax.rewrite.region_graphs import Region
 from parallax.rewrite.regions import cut
+from parallax.runtime.comm.texts import digest as digest_of
 from parallax.runtime.failures import failure_of
 from parallax.runtime.late import LateUpdates
 from parallax.runtime.recorded import Recorder
@@ -54,6 +55,8 @@ class Program:
         self.step = step
         self.digest = digest
         self.order = order
+        self.kept = int(digest_of(str(step.kept)), 16) & 0x7FFFFFFFFFFFFFFF
+        """Hash of what the step leaves for the next one, of this worker's own."""
         self._specs = list(specs)
         self._state = state
         self._resources = list(resources)

@@ -101,10 +101,22 @@ def gradients_of(step: StepGraph, passes: Mapping[str, int]) -> Gradients:
 
 def updated_by(step: StepGraph, leaves: Mapping[str, Leaf]) -> list[str]:
     """The parameters that a step changes: a gradient that is lent has to be used like others'."""
+    return sorted(name for name in _written(step) if leaves[name].kind == "parameter")
+
+
+def kept_by(step: StepGraph, leaves: Mapping[str, Leaf]) -> list[str]:
+    """Buffers, tensors and numbers that a step leaves for the next one, of this worker's own."""
+    made = {one.name for one in step.outputs if one.kind in ("state", "outside")}
+    names = {*_written(step), *made, *step.left}
+    own = ("buffer", "tensor")
+    return sorted(name for name in names if name not in leaves or leaves[name].kind in own)
+
+
+def _written(step: StepGraph) -> set[str]:
+    """The state that a step changes in place."""
     written = {memory_of(one) for node in step.graph.nodes for one in written_inputs(node)}
     inputs = zip(step.inputs, step.own_placeholders(), strict=True)
-    names = {item.name for item, node in inputs if item.kind == "state" and node in written}
-    return sorted(name for name in names if leaves[name].kind == "parameter")
+    return {item.name for item, node in inputs if item.kind == "state" and node in written}
 
 
 def _form(mark: Node) -> str:
