@@ -218,9 +218,7 @@ def _capture_once(asked: _Asked) -> tuple[StepGraph, list[str]]:
     if not recording.marked:
         raise no_backward(asked.objects)
     graph = _step_graph(asked, traced, module)
-    _tidy(graph, traced.inputs, is_whole=not asked.sentinels)
-    put_in_order(graph, asked.lent)
-    graph.graph_module.recompile()
+    _tidy(graph, traced.inputs, asked.lent, is_whole=not asked.sentinels)
     graph.gradients = gradients_of(graph, recording.marked)
     graph.updated = updated_by(graph, traced.inputs.leaves)
     graph.kept = kept_by(graph, traced.inputs.leaves)
@@ -381,12 +379,13 @@ def _step_graph(asked: _Asked, traced: _Traced, module: torch.fx.GraphModule) ->
     )
 
 
-def _tidy(step: StepGraph, inputs: Inputs, is_whole: bool) -> None:
+def _tidy(step: StepGraph, inputs: Inputs, lent: Lent, is_whole: bool) -> None:
     """Run the passes that every captured graph has.
 
     Args:
         step: as it was traced.
         inputs: of it.
+        lent: variables that have gradients of zero.
         is_whole: nothing stands for state besides these.
 
     Raises:
@@ -406,6 +405,8 @@ def _tidy(step: StepGraph, inputs: Inputs, is_whole: bool) -> None:
     join_products(step.graph)
     advance_gradients(step.graph)
     write_softmax_gradients_once(step.graph)
+    put_in_order(step, lent)
+    step.graph_module.recompile()
 
 
 def _note_places(tracer: Any) -> None:

@@ -81,6 +81,7 @@ def mark_returned(
         lent: these.
     """
     names = _names(tensors)
+    begun = -1
 
     def see(source: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
         name = names.get(id(source))
@@ -95,10 +96,11 @@ def mark_returned(
             recording.differentiated = user_line()
 
     def begin(output: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        nonlocal begun
         output, gradient = _begin(output, gradient)
-        if recording.begun == recording.passes:
+        if begun == recording.passes:  # at another loss of the same pass
             return output, gradient
-        recording.begun = recording.passes
+        begun = recording.passes
         with torch.enable_grad():
             nothing = lent.lookups(tensors, recording.passes)
             if nothing is not None:

@@ -41,12 +41,17 @@ def bind(
     ]
     # What waits for the next step is each worker's own affair: they hold other parts of the state.
     shared = [spec for spec in rewritten.resources if not isinstance(spec, LateSpec)]
-    value = int(digest(f"{description}\n{shared}"), 16) & 0x7FFFFFFFFFFFFFFF
+    value = _hashed(f"{description}\n{shared}")
     return Program(
         *(rewritten.step, state, resources, value, rewritten.resources),
-        order=int(digest(f"{_calls(rewritten)}\n{rewritten.step.updated}"), 16)
-        & 0x7FFFFFFFFFFFFFFF,
+        order=_hashed(f"{_calls(rewritten)}\n{rewritten.step.updated}"),
+        kept=_hashed(str(rewritten.step.kept)),
     )
+
+
+def _hashed(text: str) -> int:
+    """A hash that is equal on all workers, and fits into an integer of a message."""
+    return int(digest(text), 16) & 0x7FFFFFFFFFFFFFFF
 
 
 def _calls(rewritten: WorkerGraph) -> list[tuple[str, int]]:

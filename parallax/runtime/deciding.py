@@ -37,10 +37,9 @@ def with_gradients_of_all(
     Raises:
         DisagreementError: their Python decides by their batches on other gradients or updates.
     """
-    told = _gradients_of_all(world, step)
-    texts = world.texts("branches", str(step.decides_by_batch))
-    if str(True) not in texts:
+    if str(True) not in world.texts("branches", str(step.decides_by_batch)):
         return step
+    told = _gradients_of_all(world, step)
     lent = missing(told[world.rank], told)
     if lent.passes:
         # The chief decides by its graph's products, which are of rows.

@@ -21,7 +21,6 @@ from parallax.rewrite.ahead import IdsGraph, ids_graph
 from parallax.rewrite.fixed_sizes import with_sizes
 from parallax.rewrite.region_graphs import Region
 from parallax.rewrite.regions import cut
-from parallax.runtime.comm.texts import digest as digest_of
 from parallax.runtime.failures import failure_of
 from parallax.runtime.late import LateUpdates
 from parallax.runtime.recorded import Recorder
@@ -42,6 +41,7 @@ class Program:
         digest: int = 0,
         specs: Sequence[ResourceSpec] = (),
         order: int = 0,
+        kept: int = 0,
     ) -> None:
         """
         Args:
@@ -51,12 +51,12 @@ class Program:
             digest: hash of everything that all workers must be running alike.
             specs: descriptions of ``resources``.
             order: hash of the order in which they are used.
+            kept: hash of what the step leaves for the next one, of this worker's own.
         """
         self.step = step
         self.digest = digest
         self.order = order
-        self.kept = int(digest_of(str(step.kept)), 16) & 0x7FFFFFFFFFFFFFFF
-        """Hash of what the step leaves for the next one, of this worker's own."""
+        self.kept = kept
         self._specs = list(specs)
         self._state = state
         self._resources = list(resources)

@@ -37,8 +37,6 @@ class Recording:
     cleared: set[int] = field(default_factory=set)
     marked: dict[str, int] = field(default_factory=dict)
     """Variables that have a gradient, each with the backward pass that it first has one of."""
-    begun: int = -1
-    """The last backward pass that has begun."""
     passes: int = 0
     """Backward passes that are over."""
     calls: list[Call] = field(default_factory=list)
