@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from equality import difference
 from errors_help import warnings_of_parallax
 from torch import nn
 
@@ -198,8 +199,7 @@ def train(
         return f"{type(error).__name__}: {error}"
     (model,) = runner._objects.models
     found: dict[str, Any] = runner.state_dict()[model]
-    far = max(float((expected[key] - found[key]).abs().max()) for key in expected)
-    return far, runner._preparation.captures
+    return difference(expected, dict(found)), runner._preparation.captures
 
 
 def steps_another_optimizer(world: World, given: list[list[torch.Tensor]]) -> str:

@@ -35,6 +35,15 @@ WITH_213 = {
 BEFORE_213 = TorchVersion(torch.__version__) < "2.13"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        default="cpu",
+        help="where workers of the pool compute, such as cuda:0, which all of them share; only "
+        "tests that have such workers run then",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave cells to the long checks and give those time; leave out what an older torch cannot."""
@@ -45,6 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item, is_long in zip(short, beyond(names), strict=True):
         if is_long:
             item.add_marker(pytest.mark.long)
+    if config.getoption("--device") != "cpu":
+        items[:] = [item for item in items if "pool" in getattr(item, "fixturenames", ())]
     for item in items:
         if BEFORE_213 and (why := WITH_213.get(item.name)):
             item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__} {why}"))
@@ -60,9 +71,10 @@ def _patient_pools(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.fixture(scope="session")
-def pool() -> Iterator[Pool]:
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     """Four worker processes for the whole session."""
-    workers = Pool()
+    device = torch.device(request.config.getoption("--device"))
+    workers = Pool(device=device, by_default=device != pools.CPU)
     yield workers
     workers.close()
 

@@ -26,6 +26,7 @@ from divisor_losses import (
     of_words,
     summed,
 )
+from equality import difference
 from errors_help import warnings_of_parallax
 from torch import nn
 
@@ -346,8 +347,7 @@ def _train(
         runner.run(*parts[world.rank])
     (model,) = runner._objects.models
     found: dict[str, Any] = runner.state_dict()[model]
-    far = max(float((expected[key] - found[key]).abs().max()) for key in expected)
-    return far, world.traffic.sent["batch totals"] - before
+    return difference(expected, dict(found)), world.traffic.sent["batch totals"] - before
 
 
 def _together(items: Sequence[Any], of_all: Callable[[Sequence[Any]], Any]) -> Any:

@@ -163,7 +163,7 @@ def difference(left: Any, right: Any) -> float:
             assert x.shape == y.shape, (x.shape, y.shape)
             assert x.dtype == y.dtype, (x.dtype, y.dtype)
             if x.numel():
-                worst = max(worst, float((x.double() - y.double()).abs().max()))
+                worst = max(worst, float((x.double().cpu() - y.double().cpu()).abs().max()))
         elif isinstance(x, float):
             worst = max(worst, abs(x - y))
         else:

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from equality import moved
+from on_device import CPU, live_on
 
 from parallax.runtime.comm.meeting import on_hosts, world_of
 from parallax.runtime.comm.world import GROUPS, World
@@ -25,7 +27,6 @@ from parallax.runtime.exchange.checks import GROUP as CHECKS
 from parallax.runtime.exchange.totals import GROUP as TOTALS
 
 SIZE = 4
-CPU = torch.device("cpu")
 HOSTS = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1))
 """By worker its host, for worlds that take the four workers to be on several."""
 DEADLINE = 240.0
@@ -46,6 +47,7 @@ def _serve(
     port: int,
     pipe: Connection,
     device: torch.device,
+    by_default: bool,
 ) -> None:
     torch.set_num_threads(1)
     os.environ["PARALLAX_LOG_LEVEL"] = "ERROR"
@@ -60,6 +62,8 @@ def _serve(
         worlds[n] = on_hosts(world, range(world.size) if n == 2 else [0] * world.size)
     for hosts in layouts:
         worlds[hosts] = on_hosts(world_of(list(range(size)), device, groups=groups), hosts)
+    if by_default:
+        live_on(device)
     while True:
         try:
             order = pipe.recv()
@@ -68,7 +72,7 @@ def _serve(
         wanted, module, name, args = order
         try:
             function = getattr(importlib.import_module(module), name)
-            pipe.send(("ok", function(worlds[wanted], *args)))
+            pipe.send(("ok", function(worlds[wanted], *moved(args, device))))
         except BaseException as error:
             text = traceback.format_exc()
             pipe.send(("error", (type(error).__name__, str(error), text)))
@@ -81,6 +85,7 @@ class Pool:
         size: how many there are.
         layouts: by worker its host, each for a world of all of them.
         device: what all of them compute on; they talk through Gloo, which lets workers share one.
+        by_default: what they make without saying where is there, too.
     """
 
     def __init__(
@@ -88,8 +93,10 @@ class Pool:
         size: int = SIZE,
         layouts: tuple[tuple[int, ...], ...] = HOSTS,
         device: torch.device = CPU,
+        by_default: bool = False,
     ) -> None:
         self._size, self._layouts, self._device = size, layouts, device
+        self._by_default = by_default
         self._start()
 
     def _start(self) -> None:
@@ -101,7 +108,15 @@ class Pool:
             here, there = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(rank, self._size, self._layouts, self._store.port, there, self._device),
+                args=(
+                    rank,
+                    self._size,
+                    self._layouts,
+                    self._store.port,
+                    there,
+                    self._device,
+                    self._by_default,
+                ),
                 daemon=True,
             )
             process.start()
