@@ -114,7 +114,7 @@ def train_wide(world: World, average: bool) -> tuple[str, float]:
         whole = torch.cat(row)
         one_device(whole, 1 / len(whole))
     _, step = build_wide()
-    config = Config(workers=1, seed=1, average_dense=average)
+    config = Config(workers=1, seed=1, run_option="AR", average_dense=average)
     runner = Runner(step, discover(step), config, world)
     # How many pieces are worth it depends on this machine's speed in this moment.
     with mock.patch.object(MessageSizes, "measured", return_value=MessageSizes()):
