@@ -229,6 +229,29 @@ def steps_another_optimizer(world: World, given: list[list[torch.Tensor]]) -> st
     return ""
 
 
+def updates_otherwise(world: World, given: list[list[torch.Tensor]], what: str) -> str:
+    """What is refused of a step that does something to its updates on some batches only."""
+    net = Net().double()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(net.out(x), y).backward()
+        if (y > 2).any() and what == "clips":
+            nn.utils.clip_grad_norm_(net.out.parameters(), 0.5)
+        elif (y > 2).any():
+            net.out.weight.data.mul_(0.9)
+        optimizer.step()
+
+    runner = Runner(step, discover(step), Config(workers=1), world)
+    try:
+        for labels in given:
+            runner.run(torch.randn(ROWS, WIDTH).double(), labels[world.rank])
+    except ParallaxError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def told_of_counters(world: World, given: list[list[torch.Tensor]]) -> list[str]:
     """What is told of a step that counts only where there is something to count."""
     net = Net().double()

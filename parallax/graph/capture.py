@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from parallax.errors import ParallaxError
 from parallax.graph.analysis.carried import read_by_step, used_gradients
+from parallax.graph.analysis.updates import kept, updates
 from parallax.graph.collected import Before, Collected
 from parallax.graph.common.guards import ScalarGuard
 from parallax.graph.common.interface import GraphInput
@@ -47,9 +48,7 @@ from parallax.graph.passes.lent import (
     NOTHING_LENT,
     Lent,
     gradients_of,
-    kept_by,
     put_in_order,
-    updated_by,
 )
 from parallax.graph.passes.losses import write_softmax_gradients_once
 from parallax.graph.passes.products import join_products
@@ -220,8 +219,8 @@ def _capture_once(asked: _Asked) -> tuple[StepGraph, list[str]]:
     graph = _step_graph(asked, traced, module)
     _tidy(graph, traced.inputs, asked.lent, is_whole=not asked.sentinels)
     graph.gradients = gradients_of(graph, recording.marked)
-    graph.updated = updated_by(graph, traced.inputs.leaves)
-    graph.kept = kept_by(graph, traced.inputs.leaves)
+    graph.updates = updates(graph, traced.inputs.leaves)
+    graph.kept = kept(graph, traced.inputs.leaves)
     graph.is_lent = bool(asked.lent.passes)
     return graph, read_by_step(module, recording.left) if asked.sentinels else left.carried
 

@@ -89,8 +89,8 @@ class StepGraph:
     rows: tuple[int | torch.SymInt, ...] = ()
     """How many rows the batch's tensors have, also those that the graph has no use for."""
     gradients: Gradients = ()
-    updated: Sequence[str] = ()
-    """The parameters that it changes."""
+    updates: Mapping[str, int] = field(default_factory=dict)
+    """By piece of the workers' common state that it changes, a hash of how."""
     kept: Sequence[str] = ()
     """What else it leaves for the next one, of this worker's own."""
     is_lent: bool = False

@@ -8,7 +8,6 @@ calls, line and columns, and the same one of as many as are computed there.
 from __future__ import annotations
 
 import collections
-import hashlib
 import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from torch.fx import Node
 from parallax.graph.analysis.counts import Count
 from parallax.graph.analysis.divisors import Divisor
 from parallax.graph.analysis.loss_terms import SIZES
+from parallax.graph.common.hashes import hash_of
 from parallax.graph.common.operations import has_one_element
 from parallax.graph.common.user_code import Calls, position
 from parallax.graph.step_graph import StepGraph
@@ -74,7 +74,7 @@ class TermKeys:
             total: which one it is.
         """
         line = self._line(term, self._counted(one))
-        return TermKey(line + 1 + _hashed(key) % (PLACES - 1), total, self._line(term))
+        return TermKey(line + 1 + hash_of(key) % (PLACES - 1), total, self._line(term))
 
     def of_others(self, losses: Iterable[Node], lines: Collection[int]) -> Iterator[int]:
         """Keys of lines of all numbers that losses are made of, from the losses on; not of what is
@@ -110,10 +110,10 @@ class TermKeys:
             for code, instruction in calls
         ]
         made = places or (node.op, self._parts.get(node, ""))
-        line = 1 + _hashed(made) % (LINES - 1)
+        line = 1 + hash_of(made) % (LINES - 1)
         parts, numbers = counted
-        number = 1 + _hashed(numbers) % (NUMBERS - 1) if numbers else 0
-        return ((line * PARTS + _hashed(parts) % PARTS) * NUMBERS + number) * PLACES
+        number = 1 + hash_of(numbers) % (NUMBERS - 1) if numbers else 0
+        return ((line * PARTS + hash_of(parts) % PARTS) * NUMBERS + number) * PLACES
 
     def _counted(self, total: Divisor | Count) -> tuple[object, object]:
         """What tells what a loop counts in one round from what it counts in another: parts of the
@@ -151,8 +151,3 @@ def _counts(one: Divisor | Count) -> list[Node]:
         return [one.total]
     loss: Any = one.value.args[0]
     return [loss.args[1]]
-
-
-def _hashed(*values: object) -> int:
-    """Equal on all workers, as Python's own hash of texts is not."""
-    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=8).digest(), "big")

@@ -44,7 +44,7 @@ def bind(
     value = _hashed(f"{description}\n{shared}")
     return Program(
         *(rewritten.step, state, resources, value, rewritten.resources),
-        order=_hashed(f"{_calls(rewritten)}\n{rewritten.step.updated}"),
+        order=_hashed(f"{_calls(rewritten)}\n{rewritten.step.updates}"),
         kept=_hashed(str(rewritten.step.kept)),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from parallax.errors import DisagreementError, StrategyError
@@ -44,11 +44,9 @@ def with_gradients_of_all(
     if lent.passes:
         # The chief decides by its graph's products, which are of rows.
         step = capture(replace(lent, as_products=world.rank > 0))
-    own = json.dumps([sorted(one.name for one in step.gradients), list(step.updated)])
-    for worker, other in enumerate(world.texts("updates", own)):
-        if other != own:
-            world.settle()
-            raise _otherwise(world, worker)
+    if (differing := _differing(world, step)) is not None:
+        world.settle()
+        raise differing
     return step
 
 
@@ -57,14 +55,42 @@ def _gradients_of_all(world: World, step: StepGraph) -> list[Gradients]:
     return [[GradientPlace(*one) for one in json.loads(text)] for text in told]
 
 
-def _otherwise(world: World, worker: int) -> DisagreementError:
+def _differing(world: World, step: StepGraph | None) -> DisagreementError | None:
+    """What is said of gradients or updates that not all workers have; all of them must call this.
+
+    Args:
+        step: as it was captured; None if it could not be.
+    """
+    own = "" if step is None else _told_of(step)
+    told = world.texts("updates", own)
+    worker = next((place for place, other in enumerate(told) if other != own), None)
+    return None if worker is None else _otherwise(world, worker, own, told[worker])
+
+
+def _told_of(step: StepGraph) -> str:
+    return json.dumps([{one.name: 0 for one in step.gradients}, step.updates])
+
+
+def _otherwise(world: World, worker: int, own: str = "", other: str = "") -> DisagreementError:
+    what = "has other gradients, or other updates"
+    if own and other:
+        (has, makes), (others, others_make) = json.loads(own), json.loads(other)
+        if names := _unlike(has, others):
+            what = f"has gradients of {names}, or has none"
+        elif names := _unlike(makes, others_make):
+            what = f"updates {names} otherwise, or not at all"
     return DisagreementError(
         f"Worker {world.rank} and worker {worker} are not running the same step: its Python "
-        "decides by values of the batch, and what it decides on them has other gradients, or "
-        "other updates. Nothing was updated.",
+        f"decides by values of the batch, and what it decides on them {what}. Nothing was updated.",
         hint="let the loss follow from the same tables either way: choose with torch.where, or "
-        "multiply what is left out by zero; and step the same optimizers.",
+        "multiply what is left out by zero; and clip, set and step the same, whatever the batch.",
     )
+
+
+def _unlike(own: Mapping[str, int], other: Mapping[str, int]) -> str:
+    """Names that two workers have other values for, or one of them has none."""
+    found = sorted(n for n in own.keys() | other.keys() if own.get(n) != other.get(n))
+    return ", ".join(found[:5]) + (" and others" if len(found) > 5 else "")
 
 
 class Decisions:
@@ -106,12 +132,18 @@ class Decisions:
                 program = capture(lent)
             except StrategyError:  # what it does not fit; the others have to hear of it
                 program = None
-        for worker, digest in enumerate(self._of_all(program)):
-            if program is None or digest != _digest(program):
-                raise _otherwise(self._world, worker)
-        assert program is not None
+        digests_now = self._of_all(program)
+        if program is None or len({*digests_now}) > 1:
+            raise self._differing(program, digests_now)
         self._programs.settle(digests, program)
         return program
+
+    def _differing(self, program: Program | None, digests: tuple[int, ...]) -> DisagreementError:
+        """What is said of programs of these digests."""
+        step = None if program is None else program.step
+        own = digests[self._world.rank]
+        worker = next((place for place, other in enumerate(digests) if other != own), 0)
+        return _differing(self._world, step) or _otherwise(self._world, worker)
 
     def _compare(self, program: Program) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of all workers, digests of programs, and of what they leave for the next steps."""

@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from torch.fx import Graph, Node
 
 from parallax.graph.analysis.compute import computes_much
-from parallax.graph.common.aliases import memory_of
-from parallax.graph.common.operations import ancestors, written_inputs
+from parallax.graph.common.operations import ancestors
 from parallax.graph.objects.state import Leaf
 from parallax.graph.step_graph import GradientPlace, Gradients, StepGraph
 from parallax.ops import marks
@@ -97,26 +96,6 @@ def gradients_of(step: StepGraph, passes: Mapping[str, int]) -> Gradients:
         read = min((order[node] for node in readers), default=0)
         found[name] = GradientPlace(name, passes[name], form, read)
     return tuple(found.values())
-
-
-def updated_by(step: StepGraph, leaves: Mapping[str, Leaf]) -> list[str]:
-    """The parameters that a step changes: a gradient that is lent has to be used like others'."""
-    return sorted(name for name in _written(step) if leaves[name].kind == "parameter")
-
-
-def kept_by(step: StepGraph, leaves: Mapping[str, Leaf]) -> list[str]:
-    """Buffers, tensors and numbers that a step leaves for the next one, of this worker's own."""
-    made = {one.name for one in step.outputs if one.kind in ("state", "outside")}
-    names = {*_written(step), *made, *step.left}
-    own = ("buffer", "tensor")
-    return sorted(name for name in names if name not in leaves or leaves[name].kind in own)
-
-
-def _written(step: StepGraph) -> set[str]:
-    """The state that a step changes in place."""
-    written = {memory_of(one) for node in step.graph.nodes for one in written_inputs(node)}
-    inputs = zip(step.inputs, step.own_placeholders(), strict=True)
-    return {item.name for item, node in inputs if item.kind == "state" and node in written}
 
 
 def _form(mark: Node) -> str:
