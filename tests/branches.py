@@ -202,56 +202,6 @@ def train(
     return difference(expected, dict(found)), runner._preparation.captures
 
 
-def steps_another_optimizer(world: World, given: list[list[torch.Tensor]]) -> str:
-    """What is refused of a step that updates a head only where there is something for it, but
-    bounds all gradients together."""
-    net = Net().double()
-    first, second = (torch.optim.SGD(one.parameters(), 0.1) for one in (net.out, net.first))
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        net.zero_grad()
-        loss = F.cross_entropy(net.out(x), y)
-        some = (y > 2).any()
-        if some:
-            loss = loss + net.first(x).square().mean()
-        loss.backward()
-        nn.utils.clip_grad_norm_([*net.out.parameters(), *net.first.parameters()], 0.5)
-        first.step()
-        if some:
-            second.step()
-
-    runner = Runner(step, discover(step), Config(workers=1), world)
-    try:
-        for labels in given:
-            runner.run(torch.randn(ROWS, WIDTH).double(), labels[world.rank])
-    except ParallaxError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def updates_otherwise(world: World, given: list[list[torch.Tensor]], what: str) -> str:
-    """What is refused of a step that does something to its updates on some batches only."""
-    net = Net().double()
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-
-    def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(net.out(x), y).backward()
-        if (y > 2).any() and what == "clips":
-            nn.utils.clip_grad_norm_(net.out.parameters(), 0.5)
-        elif (y > 2).any():
-            net.out.weight.data.mul_(0.9)
-        optimizer.step()
-
-    runner = Runner(step, discover(step), Config(workers=1), world)
-    try:
-        for labels in given:
-            runner.run(torch.randn(ROWS, WIDTH).double(), labels[world.rank])
-    except ParallaxError as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
 def told_of_counters(world: World, given: list[list[torch.Tensor]]) -> list[str]:
     """What is told of a step that counts only where there is something to count."""
     net = Net().double()

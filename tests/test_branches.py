@@ -113,28 +113,6 @@ def test_what_workers_decide_must_have_the_same_bags(pool: Pool, strategy: str) 
         assert "Nothing was updated" in found
 
 
-@pytest.mark.parametrize("at_first", [True, False])
-def test_what_workers_decide_must_step_the_same_optimizers(pool: Pool, at_first: bool) -> None:
-    low, high = branches.labels((0, 3), (3, 5))
-    given = [low, high] if at_first else [high, high], [low, high]
-    for found in pool.run(2, branches.steps_another_optimizer, given):
-        assert found.startswith("DisagreementError: ")
-        assert "updates first.bias, first.weight otherwise, or not at all" in found
-
-
-@pytest.mark.parametrize("at_first", [True, False])
-@pytest.mark.parametrize(("what", "names"), [("clips", "out.bias, "), ("decays", "")])
-def test_what_workers_decide_must_update_variables_alike(
-    pool: Pool, what: str, names: str, at_first: bool
-) -> None:
-    """Else their copies would not stay the same."""
-    low, high = branches.labels((0, 3), (3, 5))
-    given = [low, high] if at_first else [high, high], [low, high]
-    for found in pool.run(2, branches.updates_otherwise, given, what):
-        assert found.startswith("DisagreementError: ")
-        assert f"updates {names}out.weight otherwise, or not at all" in found
-
-
 def test_what_workers_count_only_on_some_batches_is_told_once(pool: Pool) -> None:
     low, high = branches.labels((0, 3), (3, 5))
     told = pool.run(2, branches.told_of_counters, [[high, high], [low, high], [low, high]])

@@ -32,6 +32,7 @@ from parallax.graph.common.torch_internals import (
 )
 from parallax.graph.common.user_code import user_calls, user_place
 from parallax.graph.inputs import Inputs, StandIns
+from parallax.graph.lending import Lender
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.draws import Draw, Draws, Streams
 from parallax.graph.objects.entries import entries
@@ -214,14 +215,14 @@ def _capture_once(asked: _Asked) -> tuple[StepGraph, list[str]]:
         if ends is not None:
             raise EndsError(ends)
     recording.notes += [note for note in env.notes if note not in recording.notes]
-    if not recording.marked:
-        raise no_backward(asked.objects)
     graph = _step_graph(asked, traced, module)
-    _tidy(graph, traced.inputs, asked.lent, is_whole=not asked.sentinels)
-    graph.gradients = gradients_of(graph, recording.marked)
+    if not recording.gradients and not graph.decides_by_batch:
+        raise no_backward(asked.objects)
+    _tidy(graph, traced, asked.lent, is_whole=not asked.sentinels)
+    graph.gradients = gradients_of(graph, recording.gradients)
     graph.updates = updates(graph, traced.inputs.leaves)
     graph.kept = kept(graph, traced.inputs.leaves)
-    graph.is_lent = bool(asked.lent.passes)
+    graph.is_lent = asked.lent.is_any
     return graph, read_by_step(module, recording.left) if asked.sentinels else left.carried
 
 
@@ -248,6 +249,7 @@ def _trace(asked: _Asked) -> _Traced:
     rows = [one.shape[0] for one in fakes.batch if one.dim()]
     traced = _Traced(inputs, env, sizes, Snapshot(objects), draws, rows)
     recording, left = traced.recording, traced.left
+    lender = Lender(objects, inputs.tensors, recording, asked.lent)
     tracked: list[Mapping[torch.Tensor, Any]] = []
 
     def traced_step(*flat: Any) -> list[Any]:
@@ -255,14 +257,14 @@ def _trace(asked: _Asked) -> _Traced:
         if proxy_mode is not None:
             env.attach(proxy_mode.tracer)
             tracked.append(proxy_mode.tracer.tensor_tracker)
-            _note_places(proxy_mode.tracer)
+            _note_places(proxy_mode.tracer, recording)
             _name_placeholders(proxy_mode.tracer.graph, inputs.signature)
-        return _run_step(asked, traced, flat)
+        return _run_step(asked, traced, lender, flat)
 
     try:
         with (
             swapped(reals, fakes.tensors),
-            prepared(objects, inputs.tensors, recording, asked.sentinels, asked.lent, mode),
+            prepared(objects, inputs.tensors, recording, asked.sentinels, lender, mode),
             mode,
             warnings.catch_warnings(),
         ):
@@ -284,7 +286,7 @@ def _trace(asked: _Asked) -> _Traced:
     return traced
 
 
-def _run_step(asked: _Asked, traced: _Traced, flat: Sequence[Any]) -> list[Any]:
+def _run_step(asked: _Asked, traced: _Traced, lender: Lender, flat: Sequence[Any]) -> list[Any]:
     """Call the step while it is traced, and collect what it leaves."""
     objects, free, left = asked.objects, asked.free, traced.left
     said = Said(traced.recording)
@@ -300,6 +302,7 @@ def _run_step(asked: _Asked, traced: _Traced, flat: Sequence[Any]) -> list[Any]:
         said.kept(),
     ):
         result = asked.step(*given.args, **given.kwargs)
+        lender.finish()
         left.collect_outside(free.outside, given.outside, free.others, others)
     left.collect_result(result)
     left.collect_state(objects, traced.snapshot, before)
@@ -375,15 +378,16 @@ def _step_graph(asked: _Asked, traced: _Traced, module: torch.fx.GraphModule) ->
         looked=env.looked,
         differentiated=recording.differentiated,
         notes=recording.notes,
+        acts=tuple(recording.acts),
     )
 
 
-def _tidy(step: StepGraph, inputs: Inputs, lent: Lent, is_whole: bool) -> None:
+def _tidy(step: StepGraph, traced: _Traced, lent: Lent, is_whole: bool) -> None:
     """Run the passes that every captured graph has.
 
     Args:
         step: as it was traced.
-        inputs: of it.
+        traced: it.
         lent: variables that have gradients of zero.
         is_whole: nothing stands for state besides these.
 
@@ -393,9 +397,9 @@ def _tidy(step: StepGraph, inputs: Inputs, lent: Lent, is_whole: bool) -> None:
     """
     clean(step)
     if step.decisions:
-        look_early(step, inputs.leaves)
+        look_early(step, traced.inputs.leaves)
         remove_dead(step.graph)
-    if not used_gradients(step.graph):
+    if traced.recording.gradients and not used_gradients(step.graph):
         raise no_update()
     if is_whole:
         refuse_unknown_state(step.graph)
@@ -408,13 +412,15 @@ def _tidy(step: StepGraph, inputs: Inputs, lent: Lent, is_whole: bool) -> None:
     step.graph_module.recompile()
 
 
-def _note_places(tracer: Any) -> None:
-    """Let every node remember the user's line that made it, for messages."""
+def _note_places(tracer: Any, recording: Recording) -> None:
+    """Let every node remember the user's line that made it, for messages, and the backward pass."""
     create = tracer.create_node
 
     def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
         node: torch.fx.Node = create(*args, **kwargs)
-        node.meta.update(user_place=user_place(), user_calls=user_calls())
+        node.meta.update(
+            user_place=user_place(), user_calls=user_calls(), backward_pass=recording.last_pass
+        )
         return node
 
     tracer.create_node = create_node

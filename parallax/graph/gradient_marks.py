@@ -18,8 +18,8 @@ from parallax.graph.common.torch_internals import (
     node_of,
 )
 from parallax.graph.common.user_code import user_line
+from parallax.graph.lending import Lender
 from parallax.graph.objects.state import Leaf
-from parallax.graph.passes.lent import Lent
 from parallax.ops import marks
 
 aten: Any = torch.ops.aten
@@ -72,13 +72,13 @@ class _Unmark:
 
 
 def mark_returned(
-    tensors: Sequence[Leaf], recording: Recording, lent: Lent
+    tensors: Sequence[Leaf], recording: Recording, lender: Lender
 ) -> contextlib.AbstractContextManager[None]:
     """Mark what ``torch.autograd.grad`` returns for variables; and let some have gradients of zero
     that have none.
 
     Args:
-        lent: these.
+        lender: has these.
     """
     names = _names(tensors)
     begun = -1
@@ -102,20 +102,12 @@ def mark_returned(
             return output, gradient
         begun = recording.passes
         with torch.enable_grad():
-            nothing = lent.lookups(tensors, recording.passes)
+            nothing = lender.lookups()
             if nothing is not None:
                 output = output + nothing.to(output.dtype)
         return output, gradient
 
-    def end() -> None:
-        number, recording.passes = recording.passes, recording.passes + 1
-        for leaf in tensors:
-            if lent.passes.get(leaf.name) == number and leaf.value.grad is None:
-                with torch.no_grad():
-                    _GRAD.__set__(leaf.value, marks.gradient(lent.gradient(leaf.value), leaf.name))
-                recording.marked[leaf.name] = number
-
-    return gradients_through(see, see_further, begin, end)
+    return gradients_through(see, see_further, lender.start, begin, lender.end)
 
 
 def _begin(output: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from parallax.errors import SourceLine
 from parallax.graph.common.guards import ScalarGuard
 from parallax.graph.common.interface import GraphInput, GraphOutput, HostCall, Written
+from parallax.graph.common.recording import Act
 from parallax.graph.common.sizes import BatchSizes
 from parallax.graph.objects.draws import Draw
 from parallax.graph.objects.sites import Site, Source
@@ -24,20 +25,22 @@ class GradientPlace(NamedTuple):
 
     Args:
         name: of the variable.
-        number: of the backward pass that it first has one of.
+        number: of the backward pass.
         form: it is ``whole``, of ``rows`` that were looked up, or a ``sparse`` tensor of these;
             ``late`` where ids follow from more than the batch.
         read: of tables, where in the graph they are read first.
+        anew: it had none before this pass.
     """
 
     name: str
     number: int
     form: str
     read: int = 0
+    anew: bool = True
 
 
 Gradients = Sequence[GradientPlace]
-"""In their order."""
+"""In the order of the variables' first ones."""
 
 
 class _Unwritten(torch.fx.GraphModule):
@@ -89,6 +92,8 @@ class StepGraph:
     rows: tuple[int | torch.SymInt, ...] = ()
     """How many rows the batch's tensors have, also those that the graph has no use for."""
     gradients: Gradients = ()
+    acts: Sequence[Act] = ()
+    """Its backward passes, and steps of optimizers and schedulers, in their order."""
     updates: Mapping[str, int] = field(default_factory=dict)
     """By piece of the workers' common state that it changes, a hash of how."""
     kept: Sequence[str] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import sys
 import threading
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from parallax.graph.common.recording import Call, Recording
+from parallax.graph.common.recording import BY_VALUES, Call, Recording
 from parallax.graph.common.replaced import replaced
 from parallax.graph.common.torch_internals import (
     FakeTensorMode,
@@ -24,9 +25,9 @@ from parallax.graph.common.torch_internals import (
 )
 from parallax.graph.common.user_code import is_internal, user_line
 from parallax.graph.gradient_marks import mark_assigned, mark_backward, mark_returned
+from parallax.graph.lending import Lender
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.state import Leaf
-from parallax.graph.passes.lent import Lent
 from parallax.graph.stand_ins.foreach import without_foreach
 from parallax.graph.stand_ins.packed import packed_sequences
 from parallax.graph.stand_ins.recurrent import whole_layers
@@ -42,9 +43,19 @@ def prepared(
     tensors: Sequence[Leaf],
     recording: Recording,
     sentinels: frozenset[str],
-    lent: Lent,
+    lender: Lender,
     mode: FakeTensorMode,
 ) -> Iterator[None]:
+    """All of it.
+
+    Args:
+        objects: what the step reaches.
+        tensors: the state.
+        recording: of what the step does.
+        sentinels: variables that are given a gradient of an earlier call.
+        lender: does what only other workers' steps do.
+        mode: that stand-ins are in.
+    """
     with contextlib.ExitStack() as stack:
         handles: list[Any] = []
         stack.callback(lambda: [handle.remove() for handle in handles])
@@ -52,15 +63,15 @@ def prepared(
         for optimizer in objects.optimizers.values():
             stack.enter_context(_one_at_a_time(optimizer))
             if hasattr(optimizer, "_optimizer_step_post_hooks"):  # its class called super()
-                handles.append(
-                    optimizer.register_step_post_hook(lambda o, *_: recording.stepped.add(id(o)))
-                )
-        for scheduler in objects.schedulers.values():
-            scheduler.step = _recorder(scheduler, recording)  # type: ignore[method-assign]
+                handles += lender.watch(optimizer)
+        for name, scheduler in objects.schedulers.items():
+            note = functools.partial(_note_schedule, lender, name)
+            scheduler.step = _recorder(scheduler, recording, note)  # type: ignore[method-assign]
             scheduler.get_last_lr = _reader(scheduler, recording)  # type: ignore[method-assign]
-        stack.enter_context(mark_returned(tensors, recording, lent))
+        stack.enter_context(mark_returned(tensors, recording, lender))
         stack.enter_context(mark_assigned(tensors, recording))
-        stack.enter_context(_watch_zero_grad(recording))
+        stack.enter_context(_watch_zero_grad(recording, lender))
+        stack.enter_context(lender.clipping())
         stack.enter_context(_watch_files(recording))
         stack.enter_context(_watch_clock(recording))
         stack.enter_context(without_failures_in_log())
@@ -123,10 +134,17 @@ def _one_at_a_time(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         defaults.update(saved)
 
 
-def _recorder(scheduler: Any, recording: Recording) -> Callable[..., None]:
+def _note_schedule(lender: Lender, name: str, has_values: bool) -> None:
+    lender.before("schedule" + (BY_VALUES if has_values else ""), name)
+
+
+def _recorder(
+    scheduler: Any, recording: Recording, note: Callable[[bool], None]
+) -> Callable[..., None]:
     bound = type(scheduler).step.__get__(scheduler)
 
     def step(*args: Any, **kwargs: Any) -> None:
+        note(bool(args or kwargs))
         before = id(scheduler.optimizer) not in recording.stepped
         recording.calls.append(Call(bound, before, args, kwargs))
 
@@ -150,13 +168,16 @@ def _reader(scheduler: Any, recording: Recording) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _watch_zero_grad(recording: Recording) -> Iterator[None]:
+def _watch_zero_grad(recording: Recording, lender: Lender) -> Iterator[None]:
     classes: tuple[Any, ...] = (torch.optim.Optimizer, torch.nn.Module)
     originals = [cls.zero_grad for cls in classes]
 
     def watching(original: Any, parameters: Callable[[Any], list[torch.Tensor]]) -> Any:
         def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
-            recording.cleared.update(id(p) for p in parameters(self))
+            lender.before_clearing(self, *args, **kwargs)
+            cleared = [id(p) for p in parameters(self)]
+            recording.cleared.update(cleared)
+            recording.zeroed.update(cleared)
             return original(self, *args, **kwargs)
 
         return zero_grad

@@ -78,14 +78,12 @@ def _divide_by_all(batches: Batches, work: Rewriting) -> None:
         late = [one for one in found if one not in early]
         _tell_of(late, "how many it is over is not known before the step's first backward pass")
         found = early
+    # As of an empty batch; others may wait for these totals before they send more.
     order = work.order()
+    computed = [node for node in order if node.op != "placeholder"]
     behind = [node for _, gradients in losses(work.graph) for node in gradients]
-    if behind:
-        first = min(behind, key=order.__getitem__)
-        _exchange(work, {}, first, first)
-    else:  # as of an empty batch; others may wait for these totals before they send more
-        nodes = list(order)
-        _exchange(work, {}, _behind_inputs(nodes[0]), nodes[-1])
+    finished = min(behind, key=order.__getitem__, default=computed[-1])
+    _exchange(work, {}, computed[0], finished)
 
 
 def _tell_of(alone: Iterable[Divisor | Count], why: str) -> None:

@@ -9,6 +9,8 @@ from torch.fx import Node
 from parallax.graph.analysis.compute import computes_much
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.operations import ancestors, must_stay, written_inputs
+from parallax.ops import marks
+from parallax.ops.resources import put_gradient
 from parallax.rewrite.context import Rewriting
 
 
@@ -24,12 +26,13 @@ def known_early(
             gone past.
 
     Returns:
-        The node in front of which they are known: that operation, or the lookup ``first``.
+        The node in front of which they are known: that operation, the first gradient, or the lookup
+        ``first``.
     """
     order = work.order()
     needed = ancestors(ids)
     memories = {memory_of(node) for node in (*needed, *read)}
-    heavy = next((node for node in order if computes_much(node)), first)
+    heavy = next((node for node in order if computes_much(node) or _is_sent(node)), first)
     between = [node for node in order if order[heavy] <= order[node] < order[first]]
     if between and not any(
         any(memory_of(written) in memories for written in written_inputs(node))
@@ -39,6 +42,11 @@ def known_early(
         first = heavy
     hoist(work, ids, first)
     return first
+
+
+def _is_sent(node: Node) -> bool:
+    """Whether a gradient is known: a worker that only has others' may have nothing of weight."""
+    return node.target is marks.GRADIENT or node.target is put_gradient
 
 
 def hoist(work: Rewriting, nodes: Sequence[Node], before: Node) -> None:

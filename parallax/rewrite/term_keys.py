@@ -8,7 +8,6 @@ calls, line and columns, and the same one of as many as are computed there.
 from __future__ import annotations
 
 import collections
-import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +19,7 @@ from parallax.graph.analysis.divisors import Divisor
 from parallax.graph.analysis.loss_terms import SIZES
 from parallax.graph.common.hashes import hash_of
 from parallax.graph.common.operations import has_one_element
-from parallax.graph.common.user_code import Calls, position
+from parallax.graph.common.user_code import Calls, places_of
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.totals import LINES, MOST, NUMBERS, PARTS, PLACES, TermKey
 
@@ -105,11 +104,7 @@ class TermKeys:
         """A multiple of :data:`PLACES`: hashes of the calls and the line that made a node, of an
         input of its part of the batch; and of what is counted there."""
         calls: Calls = node.meta.get("user_calls", ())
-        places = [
-            (os.path.basename(code.co_filename), code.co_name, position(code, instruction))
-            for code, instruction in calls
-        ]
-        made = places or (node.op, self._parts.get(node, ""))
+        made = places_of(calls) or (node.op, self._parts.get(node, ""))
         line = 1 + hash_of(made) % (LINES - 1)
         parts, numbers = counted
         number = 1 + hash_of(numbers) % (NUMBERS - 1) if numbers else 0

@@ -42,9 +42,10 @@ def bind(
     # What waits for the next step is each worker's own affair: they hold other parts of the state.
     shared = [spec for spec in rewritten.resources if not isinstance(spec, LateSpec)]
     value = _hashed(f"{description}\n{shared}")
+    acts = [act for act in rewritten.step.acts if act.updates]
     return Program(
         *(rewritten.step, state, resources, value, rewritten.resources),
-        order=_hashed(f"{_calls(rewritten)}\n{rewritten.step.updates}"),
+        order=_hashed(f"{_calls(rewritten)}\n{rewritten.step.updates}\n{acts}"),
         kept=_hashed(str(rewritten.step.kept)),
     )
 

@@ -7,19 +7,24 @@ part, and its updates: as on one device with all batches.
 
 from __future__ import annotations
 
+import collections
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from parallax.errors import DisagreementError, StrategyError
-from parallax.graph.passes.lent import Lent, missing
-from parallax.graph.step_graph import GradientPlace, Gradients, StepGraph
+from parallax.errors import DisagreementError, ParallaxError
+from parallax.graph.common.recording import Act
+from parallax.graph.passes.lent import Done, Lent, missing
+from parallax.graph.step_graph import GradientPlace, StepGraph
 from parallax.runtime.comm.world import World
 from parallax.runtime.program import Program
 from parallax.runtime.programs import Programs
 
 _PURPOSE = "decisions"
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger("parallax")
 
@@ -39,20 +44,36 @@ def with_gradients_of_all(
     """
     if str(True) not in world.texts("branches", str(step.decides_by_batch)):
         return step
-    told = _gradients_of_all(world, step)
-    lent = missing(told[world.rank], told)
-    if lent.passes:
+    lent = _missing(world, step)
+    found: StepGraph | None = step
+    if lent is not None and lent.is_any:
         # The chief decides by its graph's products, which are of rows.
-        step = capture(replace(lent, as_products=world.rank > 0))
-    if (differing := _differing(world, step)) is not None:
+        found = _tried(lambda: capture(replace(lent, as_products=world.rank > 0)))
+    if (differing := _differing(world, found)) is not None:
         world.settle()
         raise differing
-    return step
+    assert found is not None
+    return found
 
 
-def _gradients_of_all(world: World, step: StepGraph) -> list[Gradients]:
-    told = world.texts("gradients", json.dumps(step.gradients))
-    return [[GradientPlace(*one) for one in json.loads(text)] for text in told]
+def _tried(capture: Callable[[], _T]) -> _T | None:
+    """What a capture gives, or nothing: the other workers have to hear of it."""
+    try:
+        return capture()
+    except ParallaxError:
+        logger.debug("what others do cannot be done", exc_info=True)
+        return None
+
+
+def _missing(world: World, step: StepGraph) -> Lent | None:
+    """What a worker lacks; all of them must call this."""
+    of_all = []
+    for text in world.texts("acts and gradients", json.dumps([step.acts, step.gradients])):
+        acts, gradients = json.loads(text)
+        of_all.append(
+            Done([_act(*one) for one in acts], [GradientPlace(*one) for one in gradients])
+        )
+    return missing(of_all[world.rank], of_all)
 
 
 def _differing(world: World, step: StepGraph | None) -> DisagreementError | None:
@@ -68,17 +89,21 @@ def _differing(world: World, step: StepGraph | None) -> DisagreementError | None
 
 
 def _told_of(step: StepGraph) -> str:
-    return json.dumps([{one.name: 0 for one in step.gradients}, step.updates])
+    gradients = sorted({one.name for one in step.gradients})
+    acts = collections.Counter(f"{act.kind} {act.name}" for act in step.acts if act.updates)
+    return json.dumps([dict.fromkeys(gradients, 0), step.updates, acts])
 
 
 def _otherwise(world: World, worker: int, own: str = "", other: str = "") -> DisagreementError:
     what = "has other gradients, or other updates"
     if own and other:
-        (has, makes), (others, others_make) = json.loads(own), json.loads(other)
+        (has, makes, does), (others, others_make, others_do) = json.loads(own), json.loads(other)
         if names := _unlike(has, others):
             what = f"has gradients of {names}, or has none"
         elif names := _unlike(makes, others_make):
             what = f"updates {names} otherwise, or not at all"
+        elif kinds := _unlike(does, others_do):
+            what = f"has other steps of optimizers or schedulers ({kinds})"
     return DisagreementError(
         f"Worker {world.rank} and worker {worker} are not running the same step: its Python "
         f"decides by values of the batch, and what it decides on them {what}. Nothing was updated.",
@@ -91,6 +116,10 @@ def _unlike(own: Mapping[str, int], other: Mapping[str, int]) -> str:
     """Names that two workers have other values for, or one of them has none."""
     found = sorted(n for n in own.keys() | other.keys() if own.get(n) != other.get(n))
     return ", ".join(found[:5]) + (" and others" if len(found) > 5 else "")
+
+
+def _act(kind: str, name: str, place: int, lines: Sequence[int]) -> Act:
+    return Act(kind, name, place, tuple(lines))
 
 
 class Decisions:
@@ -124,14 +153,10 @@ class Decisions:
         settled = self._programs.settled(digests, flat)
         if len(found := {*self._of_all(settled)}) == 1 and settled is not None and all(found):
             return settled
-        told = _gradients_of_all(self._world, own.step)
-        lent = missing(told[self._world.rank], told)
+        lent = _missing(self._world, own.step)
         program: Program | None = own
-        if lent.passes:
-            try:
-                program = capture(lent)
-            except StrategyError:  # what it does not fit; the others have to hear of it
-                program = None
+        if lent is not None and lent.is_any:
+            program = _tried(lambda: capture(lent))
         digests_now = self._of_all(program)
         if program is None or len({*digests_now}) > 1:
             raise self._differing(program, digests_now)

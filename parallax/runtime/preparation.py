@@ -30,6 +30,7 @@ from parallax.graph.objects.outside import NO_NUMBERS, Numbers
 from parallax.graph.objects.state import aliases
 from parallax.graph.passes.inner_gradients import note_inner_gradients
 from parallax.graph.passes.lent import NOTHING_LENT, Lent
+from parallax.graph.refusals import no_backward
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.surroundings import any_number_of_rows
 from parallax.rewrite.agreement import check_agreement
@@ -201,6 +202,8 @@ class Preparation:
         if first:
             again = functools.partial(self._with_numbers, batch, named, varying, numbers)
             step = with_gradients_of_all(self._world, step, again)
+        if self.choice.strategy is None and not step.gradients:
+            raise no_backward(self._objects)
         if first and self._config.average_dense and self._config.average_sparse:
             note_sums(step, flat)
             note_bent_gradients(step)

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.hashes import hash_of
-from parallax.graph.common.operations import written_inputs
+from parallax.graph.common.operations import returned_input, written_inputs
 from parallax.graph.objects.state import Leaf
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
@@ -93,17 +93,23 @@ class _Hashes:
         return self._read(node)
 
     def _read(self, node: Node) -> int:
-        made, written = self._made[node], self._written.get(memory_of(node))
-        if made == _BATCH or written == _BATCH:
-            return _BATCH
-        return made if written is None else hash_of(made, written)
+        memory = memory_of(node)
+        made, written = self._made[node], self._written.get(memory)
+        if written is None or made == _BATCH:
+            return made
+        if written == _BATCH or _whole(node) is memory:
+            return written
+        return hash_of(made, written)
 
     def _computed(self, node: Node) -> int:
         given = [self._read(one) for one in node.all_input_nodes]
         if _BATCH in given:
             return _BATCH
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
-        return hash_of(str(node.target), str(spec), *self._constants(flat))
+        # In place or not: what is computed anew for its readers is the same.
+        target: Any = node.target
+        name = str(target).replace("_.", ".") if hasattr(target, "_schema") else target.__qualname__
+        return hash_of(name, str(spec), *self._constants(flat))
 
     def _constants(self, flat: list[Any]) -> Iterator[object]:
         for one in flat:
@@ -113,6 +119,13 @@ class _Hashes:
                 yield one.type
             else:
                 yield one
+
+
+def _whole(node: Node) -> Node:
+    """The tensor that an operation in place returns, or the node itself."""
+    while (source := returned_input(node)) is not None:
+        node = source
+    return node
 
 
 def _constant(step: StepGraph, name: str) -> Iterator[object]:

@@ -292,11 +292,13 @@ def without_fused_rnn() -> Iterator[None]:
 def gradients_through(
     see: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor | None],
     see_further: Callable[[torch.Tensor], None],
+    start: Callable[[], None],
     begin: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
     end: Callable[[], None],
 ) -> Iterator[None]:
     """Let ``see(input, gradient)`` replace what ``torch.autograd.grad`` gives for each input, and
-    ``begin(output, gradient)`` where a backward pass begins, and ``end()`` where it ends.
+    ``begin(output, gradient)`` what a backward pass begins with; call ``start()`` before it, and
+    ``end()`` where it ends.
 
     Gradients that are differentiated further (``create_graph``) stay as they are, and
     ``see_further(input)`` is called. Those of a batch of output gradients stay, too, and those that
@@ -316,6 +318,8 @@ def gradients_through(
         **kwargs: Any,
     ) -> Any:
         nonlocal running
+        if not running:
+            start()
         is_batch = any(map(torch._C._functorch.is_legacy_batchedtensor, gradients))
         if not (running or further or is_batch):
             pairs = [begin(*pair) for pair in zip(outputs, gradients, strict=True)]

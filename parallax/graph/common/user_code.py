@@ -97,6 +97,20 @@ def position(code: types.CodeType, instruction: int) -> tuple[int | None, ...]:
     return next(itertools.islice(code.co_positions(), instruction // 2, None), (instruction,))
 
 
+def line_in(code: types.CodeType, instruction: int) -> int:
+    """The line of an instruction."""
+    lines = (line for start, end, line in code.co_lines() if start <= instruction < end)
+    return next(lines, None) or code.co_firstlineno
+
+
+def places_of(calls: Calls) -> list[tuple[object, ...]]:
+    """Where calls are, alike on all workers, whose files may lie elsewhere."""
+    return [
+        (os.path.basename(code.co_filename), code.co_name, position(code, instruction))
+        for code, instruction in calls
+    ]
+
+
 def source_line(file: str, line: int) -> SourceLine:
     """A place with its text."""
     return SourceLine(file, line, linecache.getline(file, line).strip())
