@@ -475,3 +475,22 @@ def complex_numbers(rows: int) -> Built:
         return loss
 
     return [damping, turns], step, classes(rows)
+
+
+@case
+def unfrozen_in_the_step(rows: int) -> Built:
+    """As GAN trainers have it, which freeze what is not trained; it was frozen before, too."""
+    below, above = nn.Linear(4, 4).double(), nn.Linear(4, 3).double()
+    below.requires_grad_(False)
+    optimizer = torch.optim.Adam([*below.parameters(), *above.parameters()], 0.05)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        below.requires_grad_(True)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(above(below(x).tanh()), labels)
+        loss.backward()
+        optimizer.step()
+        below.requires_grad_(False)
+        return loss
+
+    return [below, above], step, classes(rows)

@@ -211,3 +211,31 @@ def transcripts_by_their_letters(rows: int) -> Built:
         sizes = torch.randint(8, 13, (rows,)), torch.randint(1, 5, (rows,))
         batches.append((numbers(rows, 12, 5), sizes[0], torch.randint(1, 6, (rows, 4)), sizes[1]))
     return [model], step, batches
+
+
+@case
+def over_the_places_of_boxes(rows: int) -> Built:
+    """As detectors have it: a sum over all places by the number of those with a box."""
+    model = nn.Linear(4, 15).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, labels: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        scores = model(x).view(-1, 3)
+        boxes = torch.nonzero(kept.flatten()).squeeze(1)
+        wanted = F.one_hot(labels.flatten(), 3).double()
+        every = F.binary_cross_entropy_with_logits(scores, wanted, reduction="sum")
+        loss = every / max(1, boxes.numel())
+        loss = loss + F.cross_entropy(
+            scores[boxes], labels.flatten()[boxes], reduction="sum"
+        ) / max(len(boxes), 1)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def batch() -> tuple[torch.Tensor, ...]:
+        kept = torch.rand(rows, 5) > 0.6
+        kept[: rows // 2, 1:] = False
+        return numbers(rows, 4), torch.randint(3, (rows, 5)), kept
+
+    return [model], step, [batch() for _ in range(STEPS)]

@@ -47,11 +47,17 @@ def mark_backward(
                 with mode:
                     recording.left[leaf.name] = torch.zeros_like(leaf.value)
                 leaf.value.grad = recording.left[leaf.name]
-            handles.append(_mark(leaf, recording))
+            handles.append(mark_gradient(leaf, recording))
     return handles
 
 
-def _mark(leaf: Leaf, recording: Recording) -> Any:
+def mark_gradient(leaf: Leaf, recording: Recording) -> Any:
+    """Mark what backward passes leave in ``.grad`` of a variable.
+
+    Returns:
+        What ends it, by ``remove()``.
+    """
+
     def hook(parameter: torch.Tensor) -> None:
         recording.mark(leaf.name)
         assert parameter.grad is not None
@@ -71,17 +77,24 @@ class _Unmark:
         self.parameter._post_accumulate_grad_hooks = None  # type: ignore[assignment]
 
 
-def mark_returned(
-    tensors: Sequence[Leaf], recording: Recording, lender: Lender
-) -> contextlib.AbstractContextManager[None]:
-    """Mark what ``torch.autograd.grad`` returns for variables; and let some have gradients of zero
-    that have none.
+@contextlib.contextmanager
+def mark_returned(tensors: Sequence[Leaf], recording: Recording, lender: Lender) -> Iterator[None]:
+    """Mark what ``torch.autograd.grad`` returns for variables, and what backward passes leave in
+    those that the step itself has unfrozen; and let some have gradients of zero that have none.
 
     Args:
         lender: has these.
     """
     names = _names(tensors)
     begun = -1
+    handles: list[Any] = []
+
+    def start() -> None:
+        lender.start()
+        for leaf in tensors:
+            one = leaf.value
+            if one.requires_grad and one.is_leaf and not one._post_accumulate_grad_hooks:
+                handles.append(mark_gradient(leaf, recording))
 
     def see(source: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
         name = names.get(id(source))
@@ -107,7 +120,12 @@ def mark_returned(
                 output = output + nothing.to(output.dtype)
         return output, gradient
 
-    return gradients_through(see, see_further, lender.start, begin, lender.end)
+    try:
+        with gradients_through(see, see_further, start, begin, lender.end):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _begin(output: torch.Tensor, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

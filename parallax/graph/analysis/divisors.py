@@ -220,6 +220,9 @@ def _find_uses(divisor: Divisor, gradients: set[Node]) -> bool:
     return bool(divisor.uses)
 
 
+_SIZES_OF = {aten.sym_numel.default, aten.sym_size.int}
+
+
 class _Search:
     def __init__(self, found: BatchElements) -> None:
         self._found = found
@@ -296,11 +299,13 @@ class _Search:
         )
 
     def _of_quotient(self, part: Any, value: Any, multiplies: bool) -> Divisor | None:
-        if not isinstance(part, Node) or not self._found.is_of_batch(value):
+        if not isinstance(part, Node) or not isinstance(value, Node):
             return None
         if (found := self._total(value, multiplies)) is None:
             return None
         total, steps, _ = found
+        if total.target not in _SIZES_OF and not self._found.is_of_batch(value):
+            return None
         is_mean = total.target is aten.mean.default
         factors = []
         for term, factor in terms(part, self.is_factor):
@@ -327,7 +332,24 @@ class _Search:
             return parts or self._is_of_all_rows(node)
         if node.target in _DIFFERENCES:
             return self._is_rest(node)
+        if node.target in _SIZES_OF:
+            return self._is_how_many(node)
         return node.op == "placeholder" and self._found.is_of_batch(node) and _is_number(node)
+
+    def _is_how_many(self, node: Node) -> bool:
+        """Whether a number is how many of a batch a mask selects: ``len(mask.nonzero())``."""
+        number, source = expression(node.meta["val"]), node.args[0]
+        if not getattr(number, "is_Symbol", False) or not isinstance(source, Node):
+            return False
+        found = [
+            one.args[0]
+            for one in elements(source)
+            if one.target is aten.nonzero.default and expression(one.meta["val"].shape[0]) == number
+        ]
+        return bool(found) and all(
+            self._found.is_of_batch(mask) and self._found.adds_up(mask)  # type: ignore[arg-type]
+            for mask in found
+        )
 
     def _is_of_all_rows(self, node: Node) -> bool:
         """Whether a number is the sum of what a loop counts in each row of the batch."""

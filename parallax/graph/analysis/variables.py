@@ -166,7 +166,9 @@ def analyze(
     components: dict[str, Component] = {}
     lookups: dict[str, list[Lookup]] = {}
     parameters = [
-        leaf for leaf in leaves.values() if leaf.kind == "parameter" and leaf.value.requires_grad
+        leaf
+        for leaf in leaves.values()
+        if leaf.kind == "parameter" and (leaf.value.requires_grad or leaf.name in gradients)
     ]
     together = Components(step, slots, gradients)
     slots_of: dict[str, list[str]] = {}
