@@ -239,3 +239,16 @@ def over_the_places_of_boxes(rows: int) -> Built:
         return numbers(rows, 4), torch.randint(3, (rows, 5)), kept
 
     return [model], step, [batch() for _ in range(STEPS)]
+
+
+@case
+def mean_of_a_mean(rows: int) -> Built:
+    """As trainers have it that may be given losses of several devices: ``loss.mean()``."""
+    return _of_some(
+        rows,
+        lambda scores, labels: (
+            (F.cross_entropy(scores, labels, ignore_index=0) + scores[labels == 0].square().mean())
+            .mean()
+            .sum()
+        ),
+    )

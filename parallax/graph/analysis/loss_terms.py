@@ -217,6 +217,8 @@ def _parts(node: Node, scales: Scales) -> list[tuple[Node, Factor]] | None:
         if several is not None:
             share = Factor(1 / len(several) if _OF_SEVERAL.get(target) else 1.0)
             return [(one, Factor(weight) * share) for one, weight in several]
+        if target in _OF_SEVERAL and arguments[0].meta["val"].dim() == 0:  # of one number
+            return [(arguments[0], Factor())]
     if target in _COPIES or (is_view(node) and target is not operator.getitem):
         return [(arguments[0], Factor())] if node.op == "call_function" else None
     return None
