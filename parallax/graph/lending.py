@@ -107,8 +107,9 @@ class Lender:
         names = {id(leaf.value): leaf.name for leaf in self._tensors}
         found = [names.get(id(one)) for one in clipped]
         if None in found or not all(map(_is_plain, (*args, *kwargs.values()))):
-            kind += BY_VALUES
-        self.before(kind, json.dumps([found, args, kwargs], default=repr))
+            self.before(kind + BY_VALUES, json.dumps(found))
+        else:
+            self.before(kind, json.dumps([found, args, kwargs]))
         return original(clipped, *args, **kwargs)
 
     def finish(self) -> None:

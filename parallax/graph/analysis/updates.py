@@ -108,7 +108,10 @@ class _Hashes:
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
         # In place or not: what is computed anew for its readers is the same.
         target: Any = node.target
-        name = str(target).replace("_.", ".") if hasattr(target, "_schema") else target.__qualname__
+        if isinstance(target, torch._ops.OpOverload):
+            name = str(target).replace("_.", ".")
+        else:  # Python's functions, whose texts have their addresses
+            name = getattr(target, "__qualname__", type(target).__name__)
         return hash_of(name, str(spec), *self._constants(flat))
 
     def _constants(self, flat: list[Any]) -> Iterator[object]:
