@@ -37,16 +37,14 @@ def updates(step: StepGraph, leaves: Mapping[str, Leaf]) -> dict[str, int]:
         leaves: the state, by name.
     """
     found = _Hashes(step)
-    written = {memory_of(one) for node in step.graph.nodes for one in written_inputs(node)}
-    inputs = zip(step.inputs, step.own_placeholders(), strict=True)
-    changed = {item.name: node for item, node in inputs if item.kind == "state" and node in written}
+    changed = _written(step)
     (results,) = next(iter(reversed(step.graph.nodes))).args
     assert isinstance(results, list | tuple)
     for output, result in zip(step.outputs, results, strict=True):
         if output.kind == "state" and isinstance(result, Node):
             changed[output.name] = result
     return {
-        name: found.now(node)
+        name: found.of(node)
         for name, node in sorted(changed.items())
         if name in leaves and leaves[name].kind not in _OWN
     }
@@ -54,12 +52,16 @@ def updates(step: StepGraph, leaves: Mapping[str, Leaf]) -> dict[str, int]:
 
 def kept(step: StepGraph, leaves: Mapping[str, Leaf]) -> list[str]:
     """Buffers, tensors and numbers that a step leaves for the next one, of this worker's own."""
+    made = {one.name for one in step.outputs if one.kind in ("state", "outside")}
+    names = {*_written(step), *made, *step.left}
+    return sorted(name for name in names if name not in leaves or leaves[name].kind in _OWN)
+
+
+def _written(step: StepGraph) -> dict[str, Node]:
+    """The state that a step changes in place, with its inputs."""
     written = {memory_of(one) for node in step.graph.nodes for one in written_inputs(node)}
     inputs = zip(step.inputs, step.own_placeholders(), strict=True)
-    names = {item.name for item, node in inputs if item.kind == "state" and node in written}
-    names |= {one.name for one in step.outputs if one.kind in ("state", "outside")}
-    names |= step.left.keys()
-    return sorted(name for name in names if name not in leaves or leaves[name].kind in _OWN)
+    return {item.name: node for item, node in inputs if item.kind == "state" and node in written}
 
 
 class _Hashes:
@@ -88,11 +90,8 @@ class _Hashes:
                 for one in written_inputs(node):
                     self._written[memory_of(one)] = made
 
-    def now(self, node: Node) -> int:
-        """Of what a node has in the end."""
-        return self._read(node)
-
-    def _read(self, node: Node) -> int:
+    def of(self, node: Node) -> int:
+        """Of what a node has behind all operations that were read."""
         memory = memory_of(node)
         made, written = self._made[node], self._written.get(memory)
         if written is None or made == _BATCH:
@@ -102,7 +101,7 @@ class _Hashes:
         return hash_of(made, written)
 
     def _computed(self, node: Node) -> int:
-        given = [self._read(one) for one in node.all_input_nodes]
+        given = [self.of(one) for one in node.all_input_nodes]
         if _BATCH in given:
             return _BATCH
         flat, spec = pytree.tree_flatten((node.args, node.kwargs))
@@ -117,7 +116,7 @@ class _Hashes:
     def _constants(self, flat: list[Any]) -> Iterator[object]:
         for one in flat:
             if isinstance(one, Node):
-                yield self._read(one)
+                yield self.of(one)
             elif isinstance(one, torch.device):  # workers of one host have other indices
                 yield one.type
             else:
