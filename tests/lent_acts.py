@@ -162,6 +162,26 @@ def _micro_batches(net: Net) -> Step:
     return step
 
 
+def _bound(net: Net) -> Step:
+    """Updates follow from a number that the step changes."""
+    optimizer = torch.optim.Adam(net.parameters(), 0.05)
+    state = {"bound": 0.5}
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net.scores(net.first, x), y)
+        mask = y > 2
+        if mask.any():
+            loss = loss + _mean(net.scores(net.second, x), y, mask)
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), state["bound"])
+        state["bound"] *= 0.9
+        optimizer.step()
+        return loss
+
+    return step
+
+
 STEPS: dict[str, Callable[[Net], Step]] = {
     "returns": _returns,
     "optimizer": _optimizer,
@@ -170,6 +190,7 @@ STEPS: dict[str, Callable[[Net], Step]] = {
     "first pass": _first_pass,
     "in turn": _in_turn,
     "micro batches": _micro_batches,
+    "bound": _bound,
 }
 SEVERAL_UPDATES = ("second pass", "zeroed", "in turn")
 """Variables are used behind an update, which needs all of them on every worker."""

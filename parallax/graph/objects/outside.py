@@ -178,8 +178,9 @@ class OutsideValues:
         """Let numbers that a captured step changes be inputs from now on; whether any is new."""
         inputs = {self._sites[index].name for index in self._inputs}
         new = set(names) - self._counted - inputs
-        self._counted |= new
-        self._last = []
+        if new:
+            self._counted |= new
+            self._last = []
         return bool(new)
 
     def watch(self, places: Collection[Site]) -> bool:
