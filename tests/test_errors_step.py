@@ -245,14 +245,15 @@ def replaces_parameter() -> Any:
     return alone(step).run(rows())
 
 
-def sets_rate() -> Any:
+def adds_group() -> Any:
     model, optimizer = linear()
+    other = nn.Linear(3, 2)
 
     def step(x: torch.Tensor) -> None:
-        optimizer.param_groups[0]["lr"] = 0.5
         optimizer.zero_grad()
-        model(x).sum().backward()
+        (model(x) + other(x)).sum().backward()
         optimizer.step()
+        optimizer.add_param_group({"params": other.parameters()})
 
     return alone(step).run(rows())
 
@@ -321,7 +322,7 @@ STEPS: dict[str, tuple[Callable[[], Any], type[ParallaxError], tuple[str, ...]]]
         UnsupportedError,
         ("replaces the parameter 'weight'", "parameter.copy_(value)"),
     ),
-    "rate": (sets_rate, UnsupportedError, ("sets optimizer.group0.lr", "lr_scheduler")),
+    "group": (adds_group, UnsupportedError, ("adds a group of parameters to 'optimizer'", "once")),
     "LBFGS": (
         with_optimizer(torch.optim.LBFGS),
         UnsupportedError,

@@ -11,6 +11,7 @@ import dataclasses
 from typing import Any
 
 import torch
+import user_counters  # noqa: F401 - makes cases
 import user_gradients
 import user_guesses  # noqa: F401 - makes cases
 import user_indexing  # noqa: F401 - makes cases

@@ -35,13 +35,10 @@ from parallax.graph.inputs import Inputs, StandIns
 from parallax.graph.lending import Lender
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.draws import Draw, Draws, Streams
-from parallax.graph.objects.entries import entries
 from parallax.graph.objects.iterators import untouched_iterators
 from parallax.graph.objects.leftovers import take_out
-from parallax.graph.objects.made import positions
 from parallax.graph.objects.outside import NO_NUMBERS, Numbers, standing_for
 from parallax.graph.objects.snapshot import Snapshot
-from parallax.graph.objects.state import leaves
 from parallax.graph.passes.cleanup import clean, remove_dead
 from parallax.graph.passes.early_looks import look_early
 from parallax.graph.passes.gradient_order import advance_gradients
@@ -291,7 +288,7 @@ def _run_step(asked: _Asked, traced: _Traced, lender: Lender, flat: Sequence[Any
     objects, free, left = asked.objects, asked.free, traced.left
     said = Said(traced.recording)
     given = traced.inputs.given(flat)
-    before = Before(leaves(objects), positions(objects), entries(objects))
+    before = Before.of(objects)
     others = [site.value for site in free.others]
     with (
         left_unread(pytree.tree_leaves((given.args, given.kwargs))),
@@ -319,7 +316,7 @@ def _with_more_inputs(asked: _Asked, traced: _Traced) -> tuple[StepGraph, list[s
     draw; None if there are none, or they are more than a symbol can be.
 
     Raises:
-        UnsupportedError: the step changes a setting, or a number that cannot be an input.
+        UnsupportedError: the step changes a number that cannot be an input.
     """
     left, snapshot = traced.left, traced.snapshot
     if left.counted:
@@ -339,8 +336,6 @@ def _with_more_inputs(asked: _Asked, traced: _Traced) -> tuple[StepGraph, list[s
     if snapshot.counters:  # which are state, as is known now
         asked.objects.counters.update(snapshot.counters)
         return _capture_once(asked)
-    if left.refusal is not None:
-        raise left.refusal
     if snapshot.counted:
         raise counts_in_python(snapshot.counted)
     if traced.draws.found and not asked.drawn:

@@ -16,7 +16,7 @@ from parallax.graph.common.interface import COMPUTED, GraphOutput, HostCall, Wri
 from parallax.graph.common.recording import Recording
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.entries import Entry, entries, is_new, is_plain
-from parallax.graph.objects.made import Made, Positions
+from parallax.graph.objects.made import Made, Positions, positions
 from parallax.graph.objects.outside import changed
 from parallax.graph.objects.sites import Site
 from parallax.graph.objects.snapshot import Place, Snapshot
@@ -35,6 +35,22 @@ class Before:
     leaves: Mapping[str, Leaf]
     positions: Positions
     entries: Mapping[str, Entry]
+    frozen: frozenset[str]
+    """Parameters without gradients."""
+    groups: Mapping[str, int]
+    """How many groups of parameters each optimizer has."""
+
+    @classmethod
+    def of(cls, objects: StepObjects) -> Before:
+        """The state that is there now."""
+        known = leaves(objects)
+        frozen = {
+            name
+            for name, leaf in known.items()
+            if leaf.kind == "parameter" and not leaf.value.requires_grad
+        }
+        groups = {name: len(one.param_groups) for name, one in objects.optimizers.items()}
+        return cls(known, positions(objects), entries(objects), frozenset(frozen), groups)
 
 
 @dataclass
@@ -53,8 +69,6 @@ class Collected:
     left: dict[str, float] = field(default_factory=dict)
     counted: list[Site] = field(default_factory=list)
     """Where the step changed numbers that were no inputs."""
-    refusal: UnsupportedError | None = None
-    """Of a setting that is a Python value, unless that follows from numbers that count."""
     kept: set[Place] = field(default_factory=set)
     """Places whose contents are state, or are set after each step."""
     writes: list[Written] = field(default_factory=list)
@@ -108,9 +122,15 @@ class Collected:
         """New values of what models, optimizers and holders hold.
 
         Raises:
-            UnsupportedError: a parameter is another tensor.
+            UnsupportedError: a parameter is another tensor, or an optimizer has other groups.
         """
         snapshot.hold_new()
+        for name, optimizer in objects.optimizers.items():
+            if len(optimizer.param_groups) != before.groups[name]:
+                raise UnsupportedError(
+                    f"The step adds a group of parameters to {name!r}, or removes one.",
+                    hint="do it once between steps; the next one is captured for the new groups.",
+                )
         after = leaves(objects)
         made = Made(objects, snapshot, before.positions, before.leaves, after)
         self.kept = made.kept
@@ -135,15 +155,10 @@ class Collected:
                 self._add(value.detach() if value.requires_grad else value, "state", name)
             elif _is_computed(value):
                 self._add(value, "state", name)
-            elif leaf.kind == "group" and old is not None:
-                self.refusal = self.refusal or UnsupportedError(
-                    f"The step sets {name} from Python values, which would be fixed at capture.",
-                    hint="use a torch.optim.lr_scheduler, or set it outside the step before "
-                    "runner.run(); it is read anew at every step.",
-                )
             else:
                 self.constants[name] = value
         self._collect_writes(objects, snapshot, made)
+        self._collect_frozen(after, before.frozen)
         self.created = frozenset(self.new_leaves.keys() - before.leaves.keys())
 
     def _collect_writes(self, objects: StepObjects, snapshot: Snapshot, made: Made) -> None:
@@ -158,6 +173,13 @@ class Collected:
             self.kept.add(write.key)
             if write.place is not None:
                 self.places.append(write.place)
+
+    def _collect_frozen(self, after: Mapping[str, Leaf], before: Collection[str]) -> None:
+        """Which parameters the step has frozen or unfrozen."""
+        for name, leaf in after.items():
+            in_model = leaf.kind == "parameter" and not leaf.held
+            if in_model and (name in before) == leaf.value.requires_grad:
+                self.writes.append(functools.partial(_freeze, leaf.value, name not in before))
 
     def collect_calls(self, recording: Recording) -> None:
         """Calls that the host makes.
@@ -230,6 +252,10 @@ class Collected:
                 continue
             if id(leaf.value) not in recording.cleared and not is_cleared(leaf.value.grad):
                 self.carried.append(name)
+
+
+def _freeze(parameter: torch.Tensor, frozen: bool, _: Mapping[str, Any]) -> None:
+    parameter.requires_grad_(not frozen)
 
 
 def _put_number(put: Callable[[Any], None], name: str, numbers: Mapping[str, Any]) -> None:

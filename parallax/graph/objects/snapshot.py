@@ -232,8 +232,6 @@ class Snapshot:
                 continue
             holder = id(_items_of(container)) in self._holders
             for item, key, value in _differences(name, container, copy, holder, kept):
-                if isinstance(container, torch.nn.Module) and item == f"{name}.training":
-                    continue  # Where the step calls train() or eval(), every capture does.
                 yield Change(item, name, container, key, value)
 
     def _with_line(self, item: str, name: str) -> str:

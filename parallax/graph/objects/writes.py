@@ -172,7 +172,9 @@ def _write(change: Change, source: _Source, snapshot: Snapshot) -> Write | None:
             lambda found: source.put(found[change.item]), {change.item: value}, None, change.place
         )
     if value is None or isinstance(value, PLAIN):
-        return Write(lambda _: source.put(value), {}, place, change.place)
+        is_mode = isinstance(change.container, torch.nn.Module) and change.key == "training"
+        # Whether modules train is read before each step anyway.
+        return Write(lambda _: source.put(value), {}, None if is_mode else place, change.place)
     if not is_container(value) or snapshot.held(value):
         return None
     if (anew := _anew(change, snapshot, lambda tensor: False)) is None:

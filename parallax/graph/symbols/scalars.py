@@ -250,8 +250,11 @@ class ScalarEnv(ShapeEnv):
             value = node.meta.get("val")
             if not isinstance(value, torch.SymFloat | torch.SymInt | torch.SymBool):
                 continue
-            # A truth value that is read from a tensor is a symbol's being one.
-            read = sympy.Eq(symbol, 1) if isinstance(value, torch.SymBool) else symbol
+            # A truth value that is read from a tensor is a symbol's being one; one that is
+            # compared with one (`number == 1`) looks the same.
+            is_truth = node.target is aten._local_scalar_dense.default
+            is_truth = is_truth and isinstance(value, torch.SymBool)
+            read = sympy.Eq(symbol, 1) if is_truth else symbol
             if getattr(value.node, "expr", None) == read:
                 return node  # type: ignore[no-any-return]
         return None

@@ -1,0 +1,111 @@
+"""Steps that do otherwise by a number that they count themselves, as people do: see user_steps."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from user_cases import STEPS, Built, case, classes, mlp
+
+_WARM, _LAST, _LEAST = 2, 3, 0.01
+
+
+def _rate(number: int) -> float:
+    """A warm-up, a cosine, and a floor."""
+    if number < _WARM:
+        return 0.1 * (number + 1) / (_WARM + 1)
+    if number > _LAST:
+        return _LEAST
+    share = (number - _WARM) / (_LAST - _WARM)
+    return _LEAST + 0.5 * (1 + math.cos(math.pi * share)) * (0.1 - _LEAST)
+
+
+@case
+def rates_with_a_floor(rows: int) -> Built:
+    model, held = mlp(4, 3), SimpleNamespace(number=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(held.number)
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        held.number += 1
+        return loss
+
+    return [model], step, [*classes(rows), *classes(rows)]
+
+
+@case
+def momentum_that_is_set(rows: int) -> Built:
+    model, held = mlp(4, 3), SimpleNamespace(number=0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.param_groups[0]["momentum"] = 0.8
+        if held.number == _WARM:
+            optimizer.param_groups[0]["lr"] = 0.01
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        held.number += 1
+        return loss
+
+    return [model], step, [*classes(rows), *classes(rows)]
+
+
+@case
+def thawed_within(rows: int) -> Built:
+    """Layers that the step freezes and unfreezes once, and that stay so."""
+    model, held = mlp(4, 3), SimpleNamespace(number=0)
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if held.number == 0:
+            model[0].requires_grad_(False)
+        if held.number == _WARM:
+            for parameter in model[0].parameters():
+                parameter.requires_grad = True
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        held.number += 1
+        return loss
+
+    return [model], step, [*classes(rows), *classes(rows)]
+
+
+class _Scaled(nn.Module):
+    """Does more while it is trained."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if self.training else x
+
+
+@case
+def modes_that_stay(rows: int) -> Built:
+    """Parts of a model are set to evaluation once; that a number is one is no truth value."""
+    first, last = _Scaled(), _Scaled()
+    model, held = nn.Sequential(first, mlp(4, 3), last), SimpleNamespace(number=0)
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if held.number == 1:
+            model.eval()
+        if held.number == STEPS:
+            last.train()
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels)
+        loss.backward()
+        optimizer.step()
+        held.number += 1
+        return loss
+
+    return [model], step, [*classes(rows), *classes(rows)]
