@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,11 +47,29 @@ def _row_by_row(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return whole / count.clamp(min=1)
 
 
+def _confident(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """As with labels that the model has made."""
+    sure = scores.softmax(-1).max(-1)[0] > 0.4
+    return (of_each(scores, labels) * sure).sum() / sure.sum().clamp(min=1)
+
+
+def _positive(values: torch.Tensor) -> torch.Tensor:
+    return (values * (values > 0)).sum() / (values > 0).sum()
+
+
 def _weights() -> torch.Tensor:
     return torch.arange(1, CLASSES + 1).double() / 3
 
 
 ALIKE: dict[str, Loss] = {
+    "its own scores": lambda s, y: _positive(s),
+    "confident words": _confident,
+    "all but what is no number": lambda s, y: torch.nanmean(
+        torch.where(y[..., None] != PAD, s, math.nan).square()
+    ),
+    "sum of all but what is no number": lambda s, y: (
+        s.square().masked_fill((y == PAD)[..., None], math.nan).nansum() / (y != PAD).sum()
+    ),
     "labels left out": lambda s, y: of_words(s, y, ignore_index=PAD),
     "labels moved": _shifted,
     "weights of classes": lambda s, y: of_words(s, y, weight=_weights()),
@@ -104,6 +123,7 @@ ALIKE: dict[str, Loss] = {
 """Losses that are those of one device."""
 
 SELECTED: dict[str, Loss] = {
+    "selected by its own scores": lambda s, y: s[s > 0].mean(),
     "mean of selected": lambda s, y: of_each(s, y)[y != PAD].mean(),
     "halves": lambda s, y: of_each(s, y)[y != PAD].to(torch.bfloat16).square().mean().double(),
     "masked_select": lambda s, y: torch.masked_select(of_each(s, y), y != PAD).mean(),
@@ -287,8 +307,7 @@ OTHERS: dict[str, Loss] = {
         / (torch.bincount(y.flatten(), minlength=CLASSES) > 0).sum()
     ),
     "half of the labels": lambda s, y: s[y > y.double().median()].square().mean(),
-    "its own scores": lambda s, y: (s * (s > 0)).sum() / (s > 0).sum(),
-    "selected by its own scores": lambda s, y: s[s > 0].mean(),
+    "pairs of rows": lambda s, y: _positive(s.flatten(1) @ s.flatten(1).T),
     "a part of a mean": lambda s, y: s[y != PAD].square().mean().sqrt(),
     "another division": lambda s, y: (
         s[y != PAD][:, 0].square().mean()

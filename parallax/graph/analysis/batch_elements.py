@@ -38,6 +38,14 @@ _ALIKE = {
 _OF_ALL_ROWS = {aten.unique_dim.default, aten.index_add.default, aten.index_reduce.default}
 """Operations along a dimension that compare rows, or add to them by their places."""
 _ALIGNED = {aten._ctc_loss.default, aten._ctc_loss.Tensor, aten._cudnn_ctc_loss.Tensor}
+_ADDED_UP = {
+    aten.sum.default,
+    aten.nansum.default,
+    aten.count_nonzero.default,
+    aten._local_scalar_dense.default,
+}
+_OF_TWO = {aten.mm.default, aten.addmm.default, aten._cdist_forward.default}
+"""Operations that may compare each row with each other."""
 _SOFTMAX = {aten._log_softmax.default, aten._softmax.default}
 _VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 
@@ -85,16 +93,51 @@ class BatchElements:
         """Whether a node follows from the batch and from nothing that changes."""
         return isinstance(node, Node) and node in self.batch and node not in self._other
 
+    def is_count(self, node: Any) -> bool:
+        """Whether what follows from the batch has no gradient: it does so from nothing that
+        changes, or by comparisons, such as what is predicted with confidence."""
+        return isinstance(node, Node) and node in self.batch and self._has_no_gradient(node)
+
+    def _has_no_gradient(self, node: Node) -> bool:
+        if node not in self._other:
+            return True
+        if node in self._drawn:
+            return False
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
+            return True
+        if node.target is aten.detach.default:
+            return True
+        reads = _is_alike(node) or node.target in _ADDED_UP or not isinstance(value, torch.Tensor)
+        return (
+            reads
+            and node.op != "placeholder"
+            and all(map(self._has_no_gradient, node.all_input_nodes))
+        )
+
     def adds_up(self, node: Node) -> bool:
-        """Whether each element of a tensor follows from the same place of the batch alone, so that
-        sums over workers' batches are the sum over all of them in one."""
+        """Whether each element of a tensor follows from the same place of the batch, so that sums
+        over workers' batches are the sum over all of them in one."""
         return not self.is_of_item(node) and self._are_in_place(node)
 
     def _are_in_place(self, node: Node) -> bool:
         return all(
-            one.op == "placeholder" or one not in self.batch or _is_alike(one)
+            one.op == "placeholder"
+            or one not in self.batch
+            or _is_alike(one)
+            or self._is_of_model(one)
             for one in elements(node)
         )
+
+    def _is_of_model(self, node: Node) -> bool:
+        """Whether a model has made a tensor, which has no element for each two rows."""
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor) or not value.dim():
+            return False
+        given = [one in self.batch for one in node.all_input_nodes]
+        if node not in self._other and all(given):  # nor has a frozen one
+            return False
+        return node.target not in _OF_TWO or sum(given) < 2
 
     def add_up_by_rows(self, nodes: Sequence[Node]) -> bool:
         """Whether tensors follow each from another row of the batch, all together from all rows, so

@@ -14,7 +14,12 @@ from parallax.graph.common.torch_internals import FakeTensor
 
 aten: Any = torch.ops.aten
 
-SUMS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default}
+SUMS = {
+    aten.sum.default,
+    aten.sum.dim_IntList,
+    aten.nansum.default,
+    aten.count_nonzero.default,
+}
 
 _AS_NUMBER = {aten._local_scalar_dense.default, torch.sym_float}
 _SAME = {
