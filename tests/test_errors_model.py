@@ -115,16 +115,6 @@ def functional_max_norm() -> Any:
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[ParallaxError], tuple[str, ...]]] = {
-    "integers": (
-        lambda: runner_of(Holding(torch.zeros(2, dtype=torch.int64))),
-        VariableError,
-        ("'extra' holds integers (torch.int64)", "register it as a buffer"),
-    ),
-    "booleans": (
-        lambda: runner_of(Holding(torch.zeros(2, dtype=torch.bool))),
-        VariableError,
-        ("'extra' holds integers (torch.bool)", "buffer"),
-    ),
     "complex": (
         lambda: runner_of(Holding(torch.zeros(2, dtype=torch.complex64))),
         VariableError,

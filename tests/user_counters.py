@@ -109,3 +109,58 @@ def modes_that_stay(rows: int) -> Built:
         return loss
 
     return [model], step, [*classes(rows), *classes(rows)]
+
+
+@case
+def steps_that_train_nothing(rows: int) -> Built:
+    """Now and then; and a parameter that says how far a model is."""
+    model, held = mlp(4, 3), SimpleNamespace(number=0)
+    model.phase = nn.Parameter(torch.tensor(0, dtype=torch.uint8), requires_grad=False)
+    optimizer = torch.optim.Adam([one for one in model.parameters() if one.requires_grad], 0.05)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        held.number += 1
+        if held.number % _LAST == 0:
+            with torch.no_grad():
+                return F.cross_entropy(model(x), labels)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), labels) * (1 + model.phase)
+        loss.backward()
+        optimizer.step()
+        model.phase.data += 1
+        return loss
+
+    return [model], step, [*classes(rows), *classes(rows)]
+
+
+class _Average:
+    """A callback that a trainer calls by the name of what has happened."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.values = {name: one.detach().clone() for name, one in model.named_parameters()}
+
+    def __call__(self, event: str) -> None:
+        if event == "after_step":
+            for name, parameter in self.model.named_parameters():
+                self.values[name] -= 0.1 * (self.values[name] - parameter.detach())
+
+
+@case
+def averages_of_callbacks(rows: int) -> Built:
+    model = mlp(4, 3)
+    trainer = SimpleNamespace(callbacks=[_Average(model)])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        average = trainer.callbacks[0].values
+        target = torch.func.functional_call(model, average, (x,)).detach()
+        loss = F.cross_entropy(model(x), labels) + F.mse_loss(model(x), target)
+        loss.backward()
+        optimizer.step()
+        for callback in trainer.callbacks:
+            callback("after_step")
+        return loss
+
+    return [model], step, [*classes(rows), *classes(rows)]

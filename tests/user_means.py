@@ -192,6 +192,27 @@ def two_selections_in_one_mean(rows: int) -> Built:
 @case
 def transcripts_by_their_letters(rows: int) -> Built:
     """Each worker's have another number of letters."""
+
+    def mean(scores: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        letters, frames, lengths = others
+        return F.ctc_loss(scores, letters, frames, lengths, reduction="none").sum() / lengths.sum()
+
+    return _transcripts(rows, mean)
+
+
+@case
+def transcripts_in_one_line(rows: int) -> Built:
+    """Their letters without the padding behind them."""
+
+    def mean(scores: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        letters, frames, lengths = others
+        found = letters[torch.arange(4) < lengths[:, None]]
+        return F.ctc_loss(scores, found, frames, lengths)
+
+    return _transcripts(rows, mean)
+
+
+def _transcripts(rows: int, mean: Callable[..., torch.Tensor]) -> Built:
     model = mlp(5, 6)
     optimizer = torch.optim.SGD(model.parameters(), 0.5)
 
@@ -200,8 +221,7 @@ def transcripts_by_their_letters(rows: int) -> Built:
     ) -> torch.Tensor:
         optimizer.zero_grad()
         scores = model(x).transpose(0, 1).log_softmax(-1)
-        losses = F.ctc_loss(scores, letters, frames, lengths, reduction="none")
-        loss = losses.sum() / lengths.sum()
+        loss = mean(scores, letters, frames, lengths)
         loss.backward()
         optimizer.step()
         return loss

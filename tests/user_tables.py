@@ -94,3 +94,27 @@ def bags_with_padding(rows: int) -> Built:
 
     data = [(torch.randint(6, (rows, 5)), torch.randint(3, (rows,))) for _ in range(STEPS)]
     return models, step, data
+
+
+@case
+def table_that_is_read_again(rows: int) -> Built:
+    """By words that a mask chooses; its gradients stay sparse."""
+    table = nn.Embedding(40, 4, sparse=True).double()
+    head = nn.Linear(4, 3).double()
+    optimizers = (
+        torch.optim.SparseAdam(table.parameters(), 0.05),
+        torch.optim.SGD(head.parameters()),
+    )
+
+    def step(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = F.cross_entropy(head(table(ids)), labels)
+        loss = loss + table(ids[labels > 0]).square().sum() / len(labels)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        return loss
+
+    data = [(torch.randint(40, (rows,)), torch.randint(3, (rows,))) for _ in range(STEPS)]
+    return [table, head], step, data

@@ -54,7 +54,6 @@ from parallax.graph.passes.stacks import stack_in_order
 from parallax.graph.refusals import (
     adds_to_earlier,
     counts_in_python,
-    no_backward,
     no_update,
     not_captured,
     refuse_unknown_state,
@@ -213,8 +212,6 @@ def _capture_once(asked: _Asked) -> tuple[StepGraph, list[str]]:
             raise EndsError(ends)
     recording.notes += [note for note in env.notes if note not in recording.notes]
     graph = _step_graph(asked, traced, module)
-    if not recording.gradients and not graph.decides_by_batch:
-        raise no_backward(asked.objects)
     _tidy(graph, traced, asked.lent, is_whole=not asked.sentinels)
     graph.gradients = gradients_of(graph, recording.gradients)
     graph.updates = updates(graph, traced.inputs.leaves)

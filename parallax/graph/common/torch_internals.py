@@ -74,6 +74,8 @@ class _CaptureMode(FakeTensorMode):
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _ADD_ROWS and len(args) > 1 and _is_rows(args[1]) and not _is_rows(args[0]):
             return args[0]
+        if func is torch.ops.aten.add.Tensor and all(map(_is_rows, args[:2])) and not kwargs:
+            return _both_rows(*args[:2])  # of which torch cannot tell how many, if masks choose
         if func is torch.ops.aten._conj.default and isinstance(args[0], complex):
             return torch.scalar_tensor(args[0].conjugate(), dtype=torch.complex128)
         if func is torch.ops.aten.alias.default and _is_rows(args[0]):
@@ -85,6 +87,8 @@ class _CaptureMode(FakeTensorMode):
             return scores.new_empty(batch), scores.new_empty(
                 (batch, steps, 2 * targets.shape[-1] + 1)
             )
+        if func is torch.ops.aten._ctc_loss_backward.Tensor:
+            return torch.empty_like(args[1])
         if func is torch.ops.aten._embedding_bag_backward.default and args[9]:
             gradient, ids, features = args[0], args[1], args[0].shape[1]
             values = gradient.new_empty((ids.shape[0], features))  # none, to torch, of weighted ids
@@ -128,6 +132,13 @@ def _has_no_elements(tensor: torch.Tensor) -> bool:
 def _is_short(batch: torch.Tensor) -> bool:
     count = batch.numel()
     return isinstance(count, int) and count <= batch.shape[1]
+
+
+def _both_rows(rows: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
+    """Rows behind others, of the same table."""
+    ids = torch.cat([rows._indices(), others._indices()], 1)
+    values = torch.cat([rows._values(), others._values()])
+    return torch.sparse_coo_tensor(ids, values, rows.shape, check_invariants=False)
 
 
 def _rows_like(like: torch.Tensor, values: torch.Tensor, coalesced: bool) -> torch.Tensor:

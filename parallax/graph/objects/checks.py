@@ -114,11 +114,6 @@ def _check_parameter(leaf: Leaf) -> None:
             f"The parameter {leaf.name!r} has dtype {value.dtype}, which is not trained.",
             hint="train float16, bfloat16, float32 or float64 parameters.",
         )
-    if not value.dtype.is_floating_point:
-        raise VariableError(
-            f"The parameter {leaf.name!r} holds integers ({value.dtype}) and cannot be trained.",
-            hint="register it as a buffer (module.register_buffer) instead of a parameter.",
-        )
     if value.layout is not torch.strided:
         raise VariableError(f"The parameter {leaf.name!r} is a sparse tensor.")
     hooks = [value._backward_hooks, value._post_accumulate_grad_hooks]

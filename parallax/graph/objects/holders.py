@@ -158,7 +158,9 @@ def is_container(value: Any) -> bool:
         return True
     if isinstance(value, torch.amp.GradScaler):
         return value.is_enabled()
-    return not callable(value) and (is_user_object(value) or is_keeper(value))
+    if isinstance(value, torch.nn.Module | type):
+        return False
+    return is_user_object(value) or (not callable(value) and is_keeper(value))
 
 
 def is_keeper(value: Any) -> bool:

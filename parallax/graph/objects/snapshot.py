@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from parallax.errors import SourceLine
 from parallax.graph.objects.discovery import GlobalName, Root, StepObjects
-from parallax.graph.objects.holders import Attributes, Binding, is_container
+from parallax.graph.objects.holders import Attributes, Binding, is_container, is_user_object
 from parallax.graph.objects.sites import MISSING, content_of
 from parallax.graph.objects.state import held_tensors
 
@@ -159,7 +159,7 @@ class Snapshot:
         elif (
             hasattr(value, "__dict__")
             and not isinstance(value, type | torch.Tensor | torch.nn.Module | Optimizer)
-            and not callable(value)
+            and (is_user_object(value) or not callable(value))
         ):
             self._keep(vars(value))
             items = vars(value).values()
