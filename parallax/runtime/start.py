@@ -29,10 +29,12 @@ from parallax.graph.analysis.totals import (
     Batches,
     means_left_alone,
     means_of_items,
+    statistics_of,
     sums_by_inputs,
     totals,
 )
 from parallax.graph.analysis.variables import Analysis
+from parallax.graph.common.user_code import line_of
 from parallax.graph.objects.checks import batch_norms
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.draws import Streams
@@ -40,8 +42,10 @@ from parallax.graph.objects.state import Leaf
 from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import Pass
 from parallax.rewrite.divisors import dividing_by_all
+from parallax.rewrite.statistics import over_all_batches
 from parallax.runtime.comm.world import World
 from parallax.runtime.exchange.checks import GROUP as CHECKS
+from parallax.runtime.exchange.statistics import GROUP as STATISTICS
 from parallax.runtime.exchange.totals import GROUP as TOTALS
 from parallax.runtime.state.deferral import common_seeds
 
@@ -152,7 +156,7 @@ def as_one_batch(objects: StepObjects, config: Config, batches: Batches) -> list
     """
     found = [over_all_workers(config.average_dense)] if one_batch_norm(objects, config) else []
     if means_are_of_all(config):
-        found.append(dividing_by_all(batches))
+        found += [over_all_batches(batches), dividing_by_all(batches)]
     return found
 
 
@@ -176,11 +180,12 @@ def agree_on_batches(
         bool(totals(step, variables, Batches(by_rows, plain))) for plain in (True, False)
     )
     decides = step.decides_by_batch
-    told = world.texts("batches", f"{leaves_out} {alike} {other} {decides}")
-    leave_out, alike, other, decide = map(any, zip(*map(_truths, told), strict=True))
+    uses = bool(statistics_of(step, variables).uses)
+    told = world.texts("batches", f"{leaves_out} {alike} {other} {decides} {uses}")
+    leave_out, alike, other, decide, use = map(any, zip(*map(_truths, told), strict=True))
     # What no first batch decides on, later ones may.
     total = decide or (alike if leave_out else other)
-    return Batches(by_rows, leave_out, total, decide)
+    return Batches(by_rows, leave_out, total, decide, use)
 
 
 def open_groups(world: World, batches: Batches) -> None:
@@ -188,6 +193,8 @@ def open_groups(world: World, batches: Batches) -> None:
     have graphs that others have not."""
     if batches.total:
         world.open_group(TOTALS)
+    if batches.statistics:
+        world.open_group(STATISTICS)
     if batches.decide:
         world.open_group(CHECKS)
 
@@ -210,6 +217,13 @@ def tell_of_means(analysis: Analysis, config: Config, batches: Batches) -> None:
             "own: to divide by the number of all batches, count it in the step, as in (labels != "
             "padding).sum() (%s)",
             where,
+        )
+    elif left := statistics_of(step, variables).left:
+        logger.warning(
+            "the loss is computed with a sum or a mean over each worker's own batch, which on one "
+            "device is over the whole batch, in a way that is not seen through (%s): let the loss "
+            "follow from means, variances, extremes and quotients of sums, or compute it outside",
+            line_of(left[0]),
         )
     if batches.by_rows and (where := means_of_items(step, variables)) is not None:
         logger.info(

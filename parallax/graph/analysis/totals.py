@@ -17,6 +17,7 @@ from parallax.graph.analysis.divisors import (
     is_plain,
     parts_of_others,
 )
+from parallax.graph.analysis.statistics import Statistics, statistics
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.operations import written_inputs
 from parallax.graph.common.user_code import line_of
@@ -33,12 +34,14 @@ class Batches:
         total: the steps of all workers send totals, since those of some need them: an empty batch
             does not tell.
         decide: Python of some worker's step decides by their values.
+        statistics: the steps of all workers send statistics, since those of some need them.
     """
 
     by_rows: bool = True
     leave_out: bool = False
     total: bool = False
     decide: bool = False
+    statistics: bool = False
 
 
 def totals(step: StepGraph, variables: Collection[str], batches: Batches) -> list[Divisor | Count]:
@@ -56,6 +59,12 @@ def _totals(step: StepGraph, of_batch: BatchElements, batches: Batches) -> list[
     plain = batches.leave_out or not batches.by_rows
     sums = [one for one in divisors(step, of_batch) if plain or not is_plain(one)]
     return [*sums, *counts(step, of_batch, batches.by_rows)]
+
+
+def statistics_of(step: StepGraph, variables: Collection[str]) -> Statistics:
+    """Numbers of the whole batch that losses are computed with, as :func:`totals`."""
+    of_batch = BatchElements(step, _changing(step, variables))
+    return statistics(step, of_batch, divisors(step, of_batch))
 
 
 def means_left_alone(

@@ -17,6 +17,7 @@ from parallax.ops.specs import (
     RowIdsSpec,
     RowsSpec,
 )
+from parallax.ops.statistics import StatisticsSpec
 from parallax.ops.totals import TotalsSpec
 from parallax.ops.values import GatherSpec
 from parallax.runtime.comm.control import StepControl
@@ -31,6 +32,7 @@ from parallax.runtime.exchange.factors import FactorExchange
 from parallax.runtime.exchange.row_ids import RowIdCheck
 from parallax.runtime.exchange.rows import RowExchange
 from parallax.runtime.exchange.rows_by_host import HostRowExchange
+from parallax.runtime.exchange.statistics import BatchStatistics
 from parallax.runtime.exchange.totals import BatchTotals
 from parallax.runtime.exchange.values import ValueGather, ValuePull
 
@@ -58,6 +60,8 @@ class ResourcePool:
             return ValueGather(spec, self._world)
         if isinstance(spec, TotalsSpec):
             return BatchTotals(spec, self._world, self._control)
+        if isinstance(spec, StatisticsSpec):
+            return BatchStatistics(spec, self._world)
         if isinstance(spec, ChecksSpec):
             return Checks(spec, self._world, self._control)
         if isinstance(spec, OwnSpec):

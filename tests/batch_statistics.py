@@ -1,0 +1,154 @@
+"""Losses that are computed with numbers of the whole batch: for the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from equality import difference
+from errors_help import warnings_of_parallax
+from torch import nn
+
+from parallax.config import Config
+from parallax.graph.objects.discovery import discover
+from parallax.runtime.comm.world import World
+from parallax.runtime.runner import Runner
+
+WIDTH, OUTPUTS = 4, 3
+Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of a model, inputs [rows, width], labels [rows, outputs] of zeros and ones, values [rows]."""
+
+
+def _each(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return F.binary_cross_entropy_with_logits(scores, labels, reduction="none")
+
+
+def _advantages(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """As in proximal policy optimisation."""
+    v = (v - v.mean()) / (v.std() + 1e-8)
+    ratio = (model(x).log_softmax(-1)[:, 0] + 1).exp()
+    return -torch.min(ratio * v, ratio.clamp(0.8, 1.2) * v).mean()
+
+
+def _balanced(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """As detectors of edges have it."""
+    positive, negative = y.sum(), (1 - y).sum()
+    shares = negative / (positive + negative), 1.1 * positive / (positive + negative)
+    weights = torch.where(y > 0, *shares)
+    return F.binary_cross_entropy_with_logits(model(x), y, weight=weights)
+
+
+def _read(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    positive = y.sum().item()
+    weight = (y.numel() - positive) / max(positive, 1)
+    return (_each(model(x), y) * (1 + y * weight)).mean()
+
+
+def _focused(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Divided by how many count, and weighted by their share."""
+    share = y.mean()
+    counted = (v > 0).double()[:, None]
+    whole = (_each(model(x), y) * counted * torch.where(y > 0, 1 - share, share)).sum()
+    return whole / counted.sum().clamp(min=1)
+
+
+def _left_out(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """One worker may have no term that is computed with them."""
+    loss = _each(model(x), y).mean()
+    some = v > 0.5
+    if some.any():
+        return loss + (_each(model(x), y)[some] * v[some].mean()).mean()
+    return loss
+
+
+ALIKE: dict[str, Loss] = {
+    "advantages": _advantages,
+    "balanced": _balanced,
+    "read": _read,
+    "focused": _focused,
+    "weight of positives": lambda m, x, y, v: F.binary_cross_entropy_with_logits(
+        m(x), y, pos_weight=(y.numel() - y.sum()) / y.sum()
+    ),
+    "inputs": lambda m, x, y, v: _each(m((x - x.mean()) / (x.var() + 1e-5).sqrt()), y).mean(),
+    "largest": lambda m, x, y, v: F.mse_loss(m(x / x.abs().max()), y / (v.amax() - v.min())),
+    "means by hand": lambda m, x, y, v: _each(m(x - v.sum() / len(v)), y).mean(),
+    "whole numbers": lambda m, x, y, v: _each(
+        m(x) * ((y > 0).sum() / (v > 0).sum().clamp(min=1)), y
+    ).mean(),
+    "population": lambda m, x, y, v: _each(m(x / torch.std(x, correction=0)), y).mean(),
+}
+"""Whose gradients are those of one device."""
+LEFT: dict[str, Loss] = {
+    "by hand": lambda m, x, y, v: _each(m(x / (x - x.mean()).square().mean().sqrt()), y).mean(),
+    "a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum()).mean(),
+    "of a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum().log()).mean(),
+    "selected": lambda m, x, y, v: m(x)[v > v.mean()].square().mean(),
+}
+"""Which stay each worker's own, and are told."""
+WITHOUT: dict[str, Loss] = {
+    "rows": lambda m, x, y, v: (_each(m(x), y).mean(1) * x.mean(1)).mean(),
+    "parameters": lambda m, x, y, v: _each(m(x), y).mean() * m[0].weight.mean(),
+    "divisor": lambda m, x, y, v: (_each(m(x), y) * y).sum() / y.sum(),
+    "size": lambda m, x, y, v: m(x)[: int(y.sum() * 0) + 1].view(-1).square().mean() + m(x).mean(),
+}
+"""In which there is none."""
+LEAVES_OUT: dict[str, Loss] = {"left out": _left_out}
+ALL = {**ALIKE, **LEFT, **WITHOUT, **LEAVES_OUT}
+
+
+def train(
+    world: World, name: str, division: list[tuple[int, ...]], strategy: str
+) -> tuple[float, int, list[str]]:
+    """How far parameters are from those of one device, which has all workers' batches as one; the
+    bytes of statistics that were sent, and warnings.
+
+    Args:
+        name: of the loss.
+        division: by step and worker, rows.
+    """
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, OUTPUTS)).double()
+    start = {key: value.clone() for key, value in net.state_dict().items()}
+    made = torch.Generator().manual_seed(4)
+    given = [
+        [
+            (
+                torch.randn(rows, WIDTH, generator=made, dtype=torch.float64) + 100,
+                (torch.rand(rows, OUTPUTS, generator=made) < 0.3 + 0.4 * worker).double(),
+                torch.randn(rows, generator=made, dtype=torch.float64) - worker,
+            )
+            for worker, rows in enumerate(counts)
+        ]
+        for counts in division
+    ]
+    loss = ALL[name]
+
+    def stepping() -> Callable[..., torch.Tensor]:
+        optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+        def step(*batch: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            found = loss(net, *batch)
+            found.backward()
+            optimizer.step()
+            return found
+
+        return step
+
+    step = stepping()
+    for parts in given:
+        step(*(torch.cat(items) for items in zip(*parts, strict=True)))
+    expected = {key: value.clone() for key, value in net.state_dict().items()}
+    net.load_state_dict(start)
+    step = stepping()
+    with warnings_of_parallax() as said:
+        runner = Runner(step, discover(step), Config(workers=1, strategy=strategy), world)
+        before = runner.traffic.get("batch statistics", 0)
+        for parts in given:
+            runner.run(*parts[world.rank])
+    (model,) = runner._objects.models
+    far = difference(expected, dict(runner.state_dict()[model]))
+    return far, runner.traffic.get("batch statistics", 0) - before, said

@@ -1,0 +1,50 @@
+"""Numbers of the whole batch that a loss is computed with are those of all workers' batches."""
+
+from __future__ import annotations
+
+import batch_statistics
+import pytest
+from cells import sampled
+from pool import Pool
+
+DIVISION = [(4, 4, 4), (6, 2, 3), (3, 5, 1), (5, 3, 2), (2, 7, 4)]
+ROUNDING = 1e-12
+BYTES = 512
+"""Of a message."""
+CELLS = [
+    (name, size, strategy)
+    for name in (*batch_statistics.ALIKE, *batch_statistics.LEAVES_OUT)
+    for size, strategy in ((3, "HYBRID"), (2, "PS"), (3, "AR"))
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "strategy"),
+    [
+        *((name, 2, "HYBRID") for name in batch_statistics.ALIKE),
+        ("left out", 2, "HYBRID"),
+        *sampled(CELLS, 3),
+    ],
+)
+def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: str) -> None:
+    division = [counts[:size] for counts in DIVISION]
+    for far, sent, _ in pool.run(size, batch_statistics.train, name, division, strategy):
+        assert far < ROUNDING
+        assert sent == BYTES * len(division) * (size - 1)
+
+
+@pytest.mark.parametrize("name", batch_statistics.LEFT)
+def test_what_stays_each_workers_own_is_told(pool: Pool, name: str) -> None:
+    division = [counts[:2] for counts in DIVISION]
+    first, second = pool.run(2, batch_statistics.train, name, division, "HYBRID")
+    assert first[0] > 1e-4
+    assert any("batch_statistics.py" in text for text in (*first[2], *second[2]))
+
+
+@pytest.mark.parametrize("name", batch_statistics.WITHOUT)
+def test_what_is_none_sends_nothing(pool: Pool, name: str) -> None:
+    division = [counts[:2] for counts in DIVISION]
+    for far, sent, said in pool.run(2, batch_statistics.train, name, division, "HYBRID"):
+        assert sent == 0
+        assert far < ROUNDING or name == "size"
+        assert not any("over each worker's own batch" in text for text in said)
