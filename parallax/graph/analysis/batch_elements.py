@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,11 +71,19 @@ class BatchElements:
             if isinstance(value, torch.Tensor) and value.dim()
         }
         self._by_item = by_item
+        self._items = _items(step, self._given)
+        """Of what follows from one item alone, its place in a list; -1 where it is of several."""
         self._drawn: set[Node] = set()
         self._other = set(parameters)
         for node in step.graph.nodes:
             if node.target in SIZES:
                 continue
+            if self._items and node not in given:
+                places = {
+                    self._items.get(one, -1) for one in node.all_input_nodes if one in self.batch
+                }
+                if places:
+                    self._items[node] = places.pop() if len(places) == 1 else -1
             if is_random(node) or any(one in self._drawn for one in node.all_input_nodes):
                 self._drawn.add(node)
             if node in self._drawn or any(one in self._other for one in node.all_input_nodes):
@@ -156,7 +165,11 @@ class BatchElements:
         """Whether a tensor has elements of one item of the batch, such as an image: what is taken
         by its place along the first dimension. A number of these says nothing of other workers'
         items, and a mean over them counts as much as that of any other item."""
-        return self._by_item and any(self._takes_item(one, node) for one in elements(node))
+        if not self._by_item:
+            return False
+        read = list(elements(node))
+        places = {place for one in read if (place := self._items.get(one, -1)) >= 0}
+        return len(places) == 1 or any(self._takes_item(one, node) for one in read)
 
     def takes_row(self, node: Node) -> bool:
         """Whether a tensor is one row of a tensor that has the rows of the batch, or a group of
@@ -196,6 +209,29 @@ class BatchElements:
             if value.dtype is own.dtype and same_shape(value.shape[1:], own.shape[1:])
         ]
         return isinstance(count, int) and len(alike) >= count > 1
+
+
+def _items(step: StepGraph, given: Mapping[Node, torch.Tensor]) -> dict[Node, int]:
+    """By tensor its place, for lists that have one for each item of the batch: as many as another
+    tensor has rows, or of several such lists, where those of one place have no number of rows in
+    common. Lists of micro-batches are none."""
+    lists: dict[str, list[Node]] = collections.defaultdict(list)
+    for node, item in zip(step.own_placeholders(), step.inputs, strict=True):
+        if node in given:
+            lists[item.part].append(node)
+    several = [nodes for nodes in lists.values() if len(nodes) > 1]
+    alone = [given[nodes[0]].shape[0] for nodes in lists.values() if len(nodes) == 1]
+    found: dict[Node, int] = {}
+    for nodes in several:
+        others = [one for one in several if len(one) == len(nodes)]
+        apart = any(
+            not same_shape(given[first].shape[:1], given[other].shape[:1])
+            for one in others
+            for first, other in zip(nodes, one, strict=True)
+        )
+        if apart or any(same_shape((size,), (len(nodes),)) for size in alone):
+            found.update((node, place) for place, node in enumerate(nodes))
+    return found
 
 
 def elements(node: Any) -> Iterator[Node]:

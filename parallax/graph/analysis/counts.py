@@ -239,7 +239,8 @@ class _Search:
         if not all(map(right, masks)):
             return False
         source: Any = term.args[0]
-        if source not in self._of_batch.batch or self._of_batch.is_of_item(source):
+        compared = term.args[:2] if term.target in REDUCTIONS else (source,)
+        if source not in self._of_batch.batch or any(map(self._of_batch.is_of_item, compared)):
             return False
         if term.target is aten.mean.dim:
             return _is_along_batch(term)
@@ -247,6 +248,8 @@ class _Search:
             # A mean of one element is over the batch, too, if this has one there.
             return bool(term.meta["val"].dim() == 0 and source.meta["val"].dim() > 0)
         summands = self._summed_in(source)
+        if any(map(self._of_batch.is_of_item, summands)):
+            return False
         if not symbols:
             return bool(summands) and self._is_of(number, summands)
         return bool(summands) and all(
