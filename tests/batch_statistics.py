@@ -85,6 +85,8 @@ LEFT: dict[str, Loss] = {
     "by hand": lambda m, x, y, v: _each(m(x / (x - x.mean()).square().mean().sqrt()), y).mean(),
     "a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum()).mean(),
     "of a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum().log()).mean(),
+    "of columns": lambda m, x, y, v: ((_each(m(x), y) * y).sum(0) / y.sum(0).clamp(min=1)).mean(),
+    "columns of inputs": lambda m, x, y, v: _each(m((x - x.mean(0)) / x.std(0)), y).mean(),
     "selected": lambda m, x, y, v: m(x)[v > v.mean()].square().mean(),
 }
 """Which stay each worker's own, and are told."""

@@ -161,6 +161,15 @@ class BatchElements:
                 return False
         return len(counts) == 1 and places == set(range(*counts)) and len(nodes) == len(places)
 
+    def adds_up_along_rows(self, node: Node) -> bool:
+        """Whether a node reduces a tensor that follows from the batch, row by row, along rows."""
+        source: Any = node.args[0]
+        value = source.meta["val"]
+        dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+        several = dims if isinstance(dims, list | tuple) else []
+        along = any(isinstance(one, int) and one % max(value.dim(), 1) == 0 for one in several)
+        return along and self._are_rows(value.shape[0]) and self.adds_up(source)
+
     def is_of_item(self, node: Any) -> bool:
         """Whether a tensor has elements of one item of the batch, such as an image: what is taken
         by its place along the first dimension. A number of these says nothing of other workers'

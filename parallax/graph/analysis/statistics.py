@@ -37,6 +37,14 @@ _KINDS: dict[Any, Kind] = {
     aten.amin.default: "smallest",
     **dict.fromkeys(SUMS, "sum"),
 }
+_OF_COLUMNS = {
+    aten.sum.dim_IntList,
+    aten.mean.dim,
+    aten.var.correction,
+    aten.std.correction,
+    aten.amax.default,
+    aten.amin.default,
+}
 _QUOTIENTS = {aten.div.Tensor, aten.div.Scalar, operator.truediv}
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, operator.mul}
 _ADDED = {
@@ -134,7 +142,7 @@ def statistics(
         divided: what losses are divided by, which is seen to otherwise.
     """
     search = _Search(step, of_batch)
-    if not search.known:
+    if not search.follows | search.of_columns:
         return Statistics({}, frozenset(), (), ())
     marked = step.graph.find_nodes(op="call_function", target=marks.GRADIENT)
     ends = [one for node in marked for one in node.all_input_nodes]
@@ -150,7 +158,9 @@ def statistics(
                 continue
             is_size = not isinstance(value.meta.get("val"), torch.Tensor)
             is_size = is_size and (_is_view(node) or not _is_pointwise(node))
-            if value in search.follows and not is_size:
+            if value in search.of_columns and not is_size:
+                left.append((value, node))
+            elif value in search.follows and not is_size:
                 right = search.degree(value) == 0 and _takes(node, value)
                 (uses if right else left).append((value, node))
     return Statistics(
@@ -166,12 +176,28 @@ class _Search:
         for node in step.graph.nodes:
             if of_batch.is_of_batch(node) and (found := self._statistic(node)) is not None:
                 self.known[node] = found
-        self.follows: set[Node] = set()
-        for node in step.graph.nodes:
-            inputs = node.all_input_nodes
-            if node in self.known or any(one in self.follows for one in inputs):
-                self.follows.add(node)
+        self.follows = _following(step, self.known)
+        """Statistics, and what follows from one."""
+        sizes = {
+            size
+            for item, node in zip(step.inputs, step.own_placeholders(), strict=True)
+            if item.kind == "state" and isinstance(node.meta.get("val"), torch.Tensor)
+            for size in node.meta["val"].shape
+        }
+        columns = [node for node in step.graph.nodes if self._is_of_columns(node, sizes)]
+        self.of_columns = _following(step, columns)
+        """The same of numbers of each column of the batch."""
         self._degrees: dict[Node, int | None] = {}
+
+    def _is_of_columns(self, node: Node, sizes: Collection[Any]) -> bool:
+        """Whether a node reduces the rows of the batch to one, whose columns are some of a model,
+        by their number: where they lie along another dimension, those of one are none of these."""
+        if node.target not in _OF_COLUMNS or not self._of_batch.is_of_batch(node):
+            return False
+        value, source = node.meta.get("val"), node.args[0]
+        if not isinstance(value, torch.Tensor) or not value.dim() or not isinstance(source, Node):
+            return False
+        return value.shape[-1] in sizes and self._of_batch.adds_up_along_rows(node)
 
     def _statistic(self, node: Node) -> Statistic | None:
         kind = _KINDS.get(node.target)
@@ -247,6 +273,15 @@ class _Search:
         others = [one for one in _flat(node.args) if one not in inputs and one is not None]
         numbers = [known_number(one) for one in others]
         return all(isinstance(one, int | float) and 0 <= one <= _SMALL for one in numbers)
+
+
+def _following(step: StepGraph, nodes: Collection[Node]) -> set[Node]:
+    """These nodes, and what follows from one."""
+    found: set[Node] = set()
+    for node in step.graph.nodes:
+        if node in nodes or any(one in found for one in node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _flat(arguments: Any) -> Iterator[Any]:
