@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import torch
@@ -23,63 +24,63 @@ def _rate(number: int) -> float:
     return _LEAST + 0.5 * (1 + math.cos(math.pi * share)) * (0.1 - _LEAST)
 
 
-@case
-def rates_with_a_floor(rows: int) -> Built:
-    model, held = mlp(4, 3), SimpleNamespace(number=0)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+def _counting(
+    rows: int, model: nn.Module, optimizer: torch.optim.Optimizer, before: Callable[[int], None]
+) -> Built:
+    """A step that counts, and does something by its number first."""
+    held = SimpleNamespace(number=0)
 
     def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        for group in optimizer.param_groups:
-            group["lr"] = _rate(held.number)
+        before(held.number)
+        optimizer.zero_grad()
         loss = F.cross_entropy(model(x), labels)
         loss.backward()
         optimizer.step()
-        optimizer.zero_grad()
         held.number += 1
         return loss
 
     return [model], step, [*classes(rows), *classes(rows)]
+
+
+@case
+def rates_with_a_floor(rows: int) -> Built:
+    model = mlp(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def before(number: int) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(number)
+
+    return _counting(rows, model, optimizer, before)
 
 
 @case
 def momentum_that_is_set(rows: int) -> Built:
-    model, held = mlp(4, 3), SimpleNamespace(number=0)
+    model = mlp(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.5)
 
-    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def before(number: int) -> None:
         optimizer.param_groups[0]["momentum"] = 0.8
-        if held.number == _WARM:
+        if number == _WARM:
             optimizer.param_groups[0]["lr"] = 0.01
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), labels)
-        loss.backward()
-        optimizer.step()
-        held.number += 1
-        return loss
 
-    return [model], step, [*classes(rows), *classes(rows)]
+    return _counting(rows, model, optimizer, before)
 
 
 @case
 def thawed_within(rows: int) -> Built:
     """Layers that the step freezes and unfreezes once, and that stay so."""
-    model, held = mlp(4, 3), SimpleNamespace(number=0)
-    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    model = mlp(4, 3)
+    first: nn.Module = model[0]
 
-    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if held.number == 0:
-            model[0].requires_grad_(False)
-        if held.number == _WARM:
-            for parameter in model[0].parameters():
+    def before(number: int) -> None:
+        if number == 0:
+            first.requires_grad_(False)
+        if number == _WARM:
+            for parameter in first.parameters():
                 parameter.requires_grad = True
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), labels)
-        loss.backward()
-        optimizer.step()
-        held.number += 1
-        return loss
 
-    return [model], step, [*classes(rows), *classes(rows)]
+    return _counting(rows, model, torch.optim.Adam(model.parameters(), 0.05), before)
 
 
 class _Scaled(nn.Module):
@@ -92,23 +93,16 @@ class _Scaled(nn.Module):
 @case
 def modes_that_stay(rows: int) -> Built:
     """Parts of a model are set to evaluation once; that a number is one is no truth value."""
-    first, last = _Scaled(), _Scaled()
-    model, held = nn.Sequential(first, mlp(4, 3), last), SimpleNamespace(number=0)
-    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    last = _Scaled()
+    model = nn.Sequential(_Scaled(), mlp(4, 3), last)
 
-    def step(x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if held.number == 1:
+    def before(number: int) -> None:
+        if number == 1:
             model.eval()
-        if held.number == STEPS:
+        if number == STEPS:
             last.train()
-        optimizer.zero_grad()
-        loss = F.cross_entropy(model(x), labels)
-        loss.backward()
-        optimizer.step()
-        held.number += 1
-        return loss
 
-    return [model], step, [*classes(rows), *classes(rows)]
+    return _counting(rows, model, torch.optim.Adam(model.parameters(), 0.05), before)
 
 
 @case
