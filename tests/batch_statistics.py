@@ -64,6 +64,10 @@ def _left_out(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tenso
     return loss
 
 
+def _shifted(x: torch.Tensor, deviation: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
+    return (x - mean) / deviation
+
+
 ALIKE: dict[str, Loss] = {
     "advantages": _advantages,
     "balanced": _balanced,
@@ -78,6 +82,13 @@ ALIKE: dict[str, Loss] = {
     "whole numbers": lambda m, x, y, v: _each(
         m(x) * ((y > 0).sum() / (v > 0).sum().clamp(min=1)), y
     ).mean(),
+    "both at once": lambda m, x, y, v: _each(m(_shifted(x, *torch.std_mean(x))), y).mean(),
+    "kept dimension": lambda m, x, y, v: (
+        _each(m(x), y)[:, 0] * (v - v.mean(0, keepdim=True)) / v.std(0, keepdim=True)
+    ).mean(),
+    "many epochs": lambda m, x, y, v: sum(
+        (_each(m(x), y)[:, 0] * (v - v.mean()) / v.std()).mean() for _ in range(10)
+    ),
     "population": lambda m, x, y, v: _each(m(x / torch.std(x, correction=0)), y).mean(),
 }
 """Whose gradients are those of one device."""
@@ -85,6 +96,8 @@ LEFT: dict[str, Loss] = {
     "by hand": lambda m, x, y, v: _each(m(x / (x - x.mean()).square().mean().sqrt()), y).mean(),
     "a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum()).mean(),
     "of a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum().log()).mean(),
+    "middle": lambda m, x, y, v: (_each(m(x), y)[:, 0] * (v - v.median())).mean(),
+    "norm": lambda m, x, y, v: (_each(m(x), y)[:, 0] * v / v.norm()).mean(),
     "of columns": lambda m, x, y, v: ((_each(m(x), y) * y).sum(0) / y.sum(0).clamp(min=1)).mean(),
     "columns of inputs": lambda m, x, y, v: _each(m((x - x.mean(0)) / x.std(0)), y).mean(),
     "selected": lambda m, x, y, v: m(x)[v > v.mean()].square().mean(),

@@ -16,7 +16,7 @@ from parallax.graph.common.hashes import hash_of
 from parallax.graph.common.operations import add_call, ancestors
 from parallax.graph.common.user_code import line_of, places_of
 from parallax.ops.resources import finish, start
-from parallax.ops.statistics import KEYS, StatisticsSpec
+from parallax.ops.statistics import KEYS, MOST, StatisticsSpec
 from parallax.rewrite.context import Pass, Rewriting
 from parallax.rewrite.early import known_early
 
@@ -44,7 +44,15 @@ def _over_all(batches: Batches, work: Rewriting) -> None:
                 line_of(wanted.uses[0][1]),
             )
         return
-    used = wanted.used
+    firsts = {one.key: one for one in reversed(wanted.used)}
+    used = [one for one in wanted.used if firsts[one.key] is one]  # of several epochs, say
+    if len(used) > MOST:
+        logger.warning(
+            "the loss is computed with more than %d numbers of the whole batch: each worker has "
+            "its own (%s)",
+            MOST,
+            line_of(used[0].value),
+        )
     order = work.order()
     copied = wanted.following([value for value, _ in wanted.uses]) - wanted.found.keys()
     numbers = [number for one in used for number in _numbers(work, one)]
@@ -64,8 +72,8 @@ def _over_all(batches: Batches, work: Rewriting) -> None:
     with work.graph.inserting_before(first):
         found = work.call(finish, resource, 0)
         made = {
-            one.value: _as_it_was(work, one, work.item(found, place))
-            for place, one in enumerate(used)
+            one.value: _as_it_was(work, one, work.item(found, used.index(firsts[one.key])))
+            for one in wanted.used
         }
     for node in sorted(copied, key=order.__getitem__):
         is_early = order[node] < order[first]
@@ -102,6 +110,8 @@ def _as_it_was(work: Rewriting, one: Statistic, found: Node) -> Node:
         number.meta["val"] = value
         return number
     found.meta["val"] = value.new_empty((), dtype=torch.float64)
+    if value.dim():
+        found = add_call(work.graph, aten.view.default, found, list(value.shape))
     if value.dtype is torch.float64:
         return found
     return add_call(work.graph, aten._to_copy.default, found, dtype=value.dtype)
@@ -111,8 +121,5 @@ def _spec(used: list[Statistic]) -> StatisticsSpec:
     lines = [hash_of((places_of(one.value.meta.get("user_calls", ())), one.kind)) for one in used]
     # Of a line, which one of them each is.
     keys = [hash_of((line, lines[:place].count(line))) % KEYS for place, line in enumerate(lines)]
-    corrections = [
-        1.0 if (given := one.value.kwargs.get("correction")) is None else float(given)  # type: ignore[arg-type]
-        for one in used
-    ]
+    corrections = [one.correction for one in used]
     return StatisticsSpec((), tuple(one.kind for one in used), tuple(corrections), tuple(keys))

@@ -37,6 +37,18 @@ _KINDS: dict[Any, Kind] = {
     aten.amin.default: "smallest",
     **dict.fromkeys(SUMS, "sum"),
 }
+_OF_TWO: dict[Any, tuple[Kind, Kind]] = {
+    aten.var_mean.correction: ("variance", "mean"),
+    aten.std_mean.correction: ("deviation", "mean"),
+}
+"""What gives two numbers at once."""
+_OTHERS = {
+    aten.linalg_vector_norm.default,
+    aten.median.default,
+    aten.prod.default,
+    aten.bincount.default,
+}
+"""Numbers of the whole batch that cannot be put together of those of its parts, or are not yet."""
 _OF_COLUMNS = {
     aten.sum.dim_IntList,
     aten.mean.dim,
@@ -94,6 +106,20 @@ class Statistic:
     kind: Kind
     source: Node
     count: Any = None
+
+    @property
+    def correction(self) -> float:
+        """Of a variance, what is taken from the number of elements."""
+        node: Any = self.value
+        made = node.args[0] if node.target is operator.getitem else node
+        given = made.kwargs.get("correction")
+        return 1.0 if given is None else float(given)
+
+    @property
+    def key(self) -> Any:
+        """What tells a number apart from others of a graph: sums are told by what is summed."""
+        own = self.value if self.count is not None or self.kind == "sum" else None
+        return self.kind, self.source, self.correction, own
 
 
 @dataclass(frozen=True)
@@ -184,9 +210,14 @@ class _Search:
             if item.kind == "state" and isinstance(node.meta.get("val"), torch.Tensor)
             for size in node.meta["val"].shape
         }
-        columns = [node for node in step.graph.nodes if self._is_of_columns(node, sizes)]
+        columns = [
+            node
+            for node in step.graph.nodes
+            if self._is_of_columns(node, sizes)
+            or (node.target in _OTHERS and of_batch.is_of_batch(node) and not self._is_of_row(node))
+        ]
         self.of_columns = _following(step, columns)
-        """The same of numbers of each column of the batch."""
+        """The same of numbers of each column of the batch, and of those of other kinds."""
         self._degrees: dict[Node, int | None] = {}
 
     def _is_of_columns(self, node: Node, sizes: Collection[Any]) -> bool:
@@ -199,11 +230,21 @@ class _Search:
             return False
         return value.shape[-1] in sizes and self._of_batch.adds_up_along_rows(node)
 
+    def _is_of_row(self, node: Node) -> bool:
+        """Whether a node reduces each row of the batch, or one alone."""
+        value = node.meta.get("val")
+        is_number = isinstance(value, torch.Tensor) and value.dim() == 0
+        is_whole = is_number or node.target is aten.bincount.default
+        return not is_whole or self._of_batch.is_of_item(node.args[0])
+
     def _statistic(self, node: Node) -> Statistic | None:
-        kind = _KINDS.get(node.target)
+        kind, made = _KINDS.get(node.target), node
+        if node.target is operator.getitem and node.args[0].target in _OF_TWO:  # type: ignore[union-attr]
+            made = node.args[0]  # type: ignore[assignment]
+            kind = _OF_TWO[made.target][node.args[1]]  # type: ignore[index]
         if kind is not None:
-            source: Any = node.args[0]
-            whole = _is_of_all(node) and self._of_batch.adds_up(source)
+            source: Any = made.args[0]
+            whole = _is_of_all(node, made) and self._of_batch.adds_up(source)
             return Statistic(node, kind, source) if whole else None
         arguments = node.args
         if node.target in _QUOTIENTS and isinstance(part := arguments[0], Node):
@@ -292,13 +333,20 @@ def _flat(arguments: Any) -> Iterator[Any]:
             yield one
 
 
-def _is_of_all(node: Node) -> bool:
-    """Whether a reduction is over all dimensions of a tensor that has some."""
-    value, source = node.meta.get("val"), node.args[0]
+def _is_of_all(node: Node, made: Node) -> bool:
+    """Whether a reduction is over all dimensions of a tensor that has some.
+
+    Args:
+        node: its result.
+        made: what has made it.
+    """
+    value, source = node.meta.get("val"), made.args[0]
     whole = source.meta.get("val") if isinstance(source, Node) else None
     if not isinstance(value, torch.Tensor) or not isinstance(whole, torch.Tensor):
         return False
-    return value.dim() == 0 and whole.dim() > 0
+    dims = made.args[1] if len(made.args) > 1 else made.kwargs.get("dim")
+    is_kept = isinstance(dims, list | tuple) and len(dims) == whole.dim() == value.dim()
+    return whole.dim() > 0 and (value.dim() == 0 or is_kept)
 
 
 def _is_pointwise(node: Node) -> bool:
