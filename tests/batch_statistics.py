@@ -68,6 +68,17 @@ def _shifted(x: torch.Tensor, deviation: torch.Tensor, mean: torch.Tensor) -> to
     return (x - mean) / deviation
 
 
+def _by_class(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Workers' batches may have other classes."""
+    labels = (v * 2).round().clamp(-2, 2)
+    loss = _each(model(x), y).mean()
+    for place in range(-2, 3):
+        some = labels == place
+        if some.any():
+            loss = loss + (_each(model(x), y)[some][:, 0] * v[some].mean()).sum() / len(x)
+    return loss
+
+
 ALIKE: dict[str, Loss] = {
     "advantages": _advantages,
     "balanced": _balanced,
@@ -89,6 +100,9 @@ ALIKE: dict[str, Loss] = {
     "many epochs": lambda m, x, y, v: sum(
         (_each(m(x), y)[:, 0] * (v - v.mean()) / v.std()).mean() for _ in range(10)
     ),
+    "shares by hand": lambda m, x, y, v: (
+        _each(m(x), y) * torch.where(y > 0, (y.numel() - y.sum()) / y.numel(), y.sum() / y.numel())
+    ).mean(),
     "population": lambda m, x, y, v: _each(m(x / torch.std(x, correction=0)), y).mean(),
 }
 """Whose gradients are those of one device."""
@@ -110,7 +124,7 @@ WITHOUT: dict[str, Loss] = {
     "size": lambda m, x, y, v: m(x)[: int(y.sum() * 0) + 1].view(-1).square().mean() + m(x).mean(),
 }
 """In which there is none."""
-LEAVES_OUT: dict[str, Loss] = {"left out": _left_out}
+LEAVES_OUT: dict[str, Loss] = {"left out": _left_out, "by class": _by_class}
 ALL = {**ALIKE, **LEFT, **WITHOUT, **LEAVES_OUT}
 
 

@@ -22,7 +22,7 @@ CELLS = [
     ("name", "size", "strategy"),
     [
         *((name, 2, "HYBRID") for name in batch_statistics.ALIKE),
-        ("left out", 2, "HYBRID"),
+        *((name, 2, "HYBRID") for name in batch_statistics.LEAVES_OUT),
         *sampled(CELLS, 3),
     ],
 )

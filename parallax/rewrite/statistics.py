@@ -19,6 +19,7 @@ from parallax.ops.resources import finish, start
 from parallax.ops.statistics import KEYS, MOST, StatisticsSpec
 from parallax.rewrite.context import Pass, Rewriting
 from parallax.rewrite.early import known_early
+from parallax.rewrite.term_keys import COMPARISONS
 
 aten: Any = torch.ops.aten
 
@@ -117,8 +118,17 @@ def _as_it_was(work: Rewriting, one: Statistic, found: Node) -> Node:
     return add_call(work.graph, aten._to_copy.default, found, dtype=value.dtype)
 
 
+def _compared(one: Statistic) -> list[str]:
+    """What the batch is compared with there, which tells rounds of a loop over classes apart."""
+    numbers = [node.args[1] for node in ancestors([one.source]) if node.target in COMPARISONS]
+    return sorted(str(number) for number in numbers if isinstance(number, int | float))
+
+
 def _spec(used: list[Statistic]) -> StatisticsSpec:
-    lines = [hash_of((places_of(one.value.meta.get("user_calls", ())), one.kind)) for one in used]
+    lines = [
+        hash_of((places_of(one.value.meta.get("user_calls", ())), one.kind, _compared(one)))
+        for one in used
+    ]
     # Of a line, which one of them each is.
     keys = [hash_of((line, lines[:place].count(line))) % KEYS for place, line in enumerate(lines)]
     corrections = [one.correction for one in used]

@@ -25,7 +25,7 @@ from parallax.ops.totals import LINES, MOST, NUMBERS, PARTS, PLACES, TermKey
 
 aten: Any = torch.ops.aten
 
-_COMPARISONS = {
+COMPARISONS = {
     aten.eq.Scalar,
     aten.ne.Scalar,
     aten.lt.Scalar,
@@ -121,7 +121,7 @@ class TermKeys:
             node = queue.pop()
             if node in self._parts:
                 parts.add(self._parts[node])
-            elif node.target in _COMPARISONS:
+            elif node.target in COMPARISONS:
                 other = node.args[1]
                 if isinstance(other, bool | int | float):
                     numbers.add(str(other))

@@ -228,7 +228,11 @@ def _items(step: StepGraph, given: Mapping[Node, torch.Tensor]) -> dict[Node, in
     for node, item in zip(step.own_placeholders(), step.inputs, strict=True):
         if node in given:
             lists[item.part].append(node)
-    several = [nodes for nodes in lists.values() if len(nodes) > 1]
+    several = [
+        nodes
+        for nodes in lists.values()
+        if len(nodes) > 1 and len({(given[one].dtype, given[one].dim()) for one in nodes}) == 1
+    ]
     alone = [given[nodes[0]].shape[0] for nodes in lists.values() if len(nodes) == 1]
     found: dict[Node, int] = {}
     for nodes in several:
@@ -238,7 +242,10 @@ def _items(step: StepGraph, given: Mapping[Node, torch.Tensor]) -> dict[Node, in
             for one in others
             for first, other in zip(nodes, one, strict=True)
         )
-        if apart or any(same_shape((size,), (len(nodes),)) for size in alone):
+        # Else each has the rows of the batch, which are as many by chance.
+        of_rows = all(same_shape(given[one].shape[:1], (len(nodes),)) for one in nodes)
+        told = any(same_shape((size,), (len(nodes),)) for size in alone)
+        if apart or (told and not of_rows):
             found.update((node, place) for place, node in enumerate(nodes))
     return found
 

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_elements import BatchElements
-from parallax.graph.analysis.divided_by import SUMS, is_total, known_number
+from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.divisors import Divisor
 from parallax.graph.analysis.how_many import expression, how_many
 from parallax.graph.analysis.loss_terms import REDUCTIONS, losses, made_of
@@ -262,8 +262,7 @@ class _Search:
         while isinstance(node, Node) and node.target in _AS_THEY_ARE - {aten.neg.default}:
             node = node.args[0]
         found = self.known.get(node) if isinstance(node, Node) else None
-        is_sum = found is not None and found.kind == "sum" and is_total(found.value)
-        return found.source if found is not None and is_sum else None
+        return found.source if found is not None and found.kind == "sum" else None
 
     def _is_size(self, number: Any, source: Node) -> bool:
         """Whether a number is how many elements a tensor has, or how many rows."""
