@@ -28,8 +28,9 @@ CELLS = [
 )
 def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: str) -> None:
     division = [counts[:size] for counts in DIVISION]
-    for far, sent, _ in pool.run(size, batch_statistics.train, name, division, strategy):
+    for far, sent, said in pool.run(size, batch_statistics.train, name, division, strategy):
         assert far < ROUNDING
+        assert not said
         assert sent == BYTES * len(division) * (size - 1)
 
 

@@ -74,7 +74,9 @@ def means_left_alone(
     of_batch = BatchElements(step, _changing(step, variables))
     terms = {node for one in _totals(step, of_batch, batches) for node in one.terms}
     known = terms.union(*(node.all_input_nodes for node in terms))  # a sum of quotients
-    known |= {node for _, node in statistics_of(step, variables).uses}
+    whole = statistics_of(step, variables)  # which are of all batches
+    known |= {node for _, node in whole.uses}
+    known |= whole.following([value for value, _ in whole.uses])
     left = set(parts_of_others(step, of_batch, batches.leave_out))
     left.update(means_of_others(step, of_batch, batches.by_rows))
     return next((line_of(node) for node in step.graph.nodes if node in left - known), None)
