@@ -68,6 +68,15 @@ def _shifted(x: torch.Tensor, deviation: torch.Tensor, mean: torch.Tensor) -> to
     return (x - mean) / deviation
 
 
+def _share(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Of a batch that has none, the other rows do not count."""
+    loss = _each(model(x), y)
+    some = v > 0.5
+    if some.any():
+        return loss.mean() + (loss[some] * some.double().mean()).sum() / len(x)
+    return loss.mean()
+
+
 def _by_class(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Workers' batches may have other classes."""
     labels = (v * 2).round().clamp(-2, 2)
@@ -110,6 +119,7 @@ LEFT: dict[str, Loss] = {
     "by hand": lambda m, x, y, v: _each(m(x / (x - x.mean()).square().mean().sqrt()), y).mean(),
     "a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum()).mean(),
     "of a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum().log()).mean(),
+    "share": _share,
     "middle": lambda m, x, y, v: (_each(m(x), y)[:, 0] * (v - v.median())).mean(),
     "norm": lambda m, x, y, v: (_each(m(x), y)[:, 0] * v / v.norm()).mean(),
     "of columns": lambda m, x, y, v: ((_each(m(x), y) * y).sum(0) / y.sum(0).clamp(min=1)).mean(),

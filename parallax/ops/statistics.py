@@ -28,12 +28,15 @@ class StatisticsSpec(MessageSpec):
         corrections: of variances and deviations, what is taken from the number of elements.
         keys: of each, by which it is found among those of other workers, whose Python may leave
             some out.
+        lines: of each, where it is computed, if it is over all elements of the batch, so that the
+            elements of a worker that leaves it out are missing; else nothing.
     """
 
     # Not in the text that workers compare: their steps may differ as their batches do.
     kinds: tuple[Kind, ...] = field(default=(), repr=False)
     corrections: tuple[float, ...] = field(default=(), repr=False)
     keys: tuple[int, ...] = field(default=(), repr=False)
+    lines: tuple[str, ...] = field(default=(), repr=False)
 
     def message(self, number: int) -> tuple[str, tuple[str, ...]]:
         return "words", self.names

@@ -14,6 +14,7 @@ from parallax.graph.analysis.statistics import Statistic
 from parallax.graph.analysis.totals import Batches, statistics_of
 from parallax.graph.common.hashes import hash_of
 from parallax.graph.common.operations import add_call, ancestors
+from parallax.graph.common.slices import masks_of
 from parallax.graph.common.user_code import line_of, places_of
 from parallax.ops.resources import finish, start
 from parallax.ops.statistics import KEYS, MOST, StatisticsSpec
@@ -124,6 +125,12 @@ def _compared(one: Statistic) -> list[str]:
     return sorted(str(number) for number in numbers if isinstance(number, int | float))
 
 
+def _is_of_some(one: Statistic) -> bool:
+    """Whether a worker that leaves a statistic out may have nothing that counts in it."""
+    chosen = any(masks_of(node) for node in ancestors([one.source]))
+    return chosen or one.kind in ("sum", "largest", "smallest")
+
+
 def _spec(used: list[Statistic]) -> StatisticsSpec:
     lines = [
         hash_of((places_of(one.value.meta.get("user_calls", ())), one.kind, _compared(one)))
@@ -132,4 +139,6 @@ def _spec(used: list[Statistic]) -> StatisticsSpec:
     # Of a line, which one of them each is.
     keys = [hash_of((line, lines[:place].count(line))) % KEYS for place, line in enumerate(lines)]
     corrections = [one.correction for one in used]
-    return StatisticsSpec((), tuple(one.kind for one in used), tuple(corrections), tuple(keys))
+    lines_of_all = ["" if _is_of_some(one) else str(line_of(one.value)) for one in used]
+    kinds = tuple(one.kind for one in used)
+    return StatisticsSpec((), kinds, tuple(corrections), tuple(keys), tuple(lines_of_all))

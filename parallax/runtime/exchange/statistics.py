@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,13 @@ from parallax.runtime.comm.world import World
 
 GROUP = "statistics"
 """The process group of their messages: they may start before or after others, as graphs do."""
+_LOOKS = 3
+"""First steps of a graph in which it is told what some workers leave out."""
 _ABSENT = -1.0
 """In the place of a key: there is no statistic."""
+
+
+logger = logging.getLogger("parallax")
 
 
 class BatchStatistics:
@@ -32,6 +38,7 @@ class BatchStatistics:
         self._travels = len(spec.keys) <= MOST
         world.open_group(GROUP)
         self._pending: Pending | None = None
+        self._looks = _LOOKS
         count = MOST if self._travels else len(spec.keys)
         words = torch.zeros(4, count, dtype=torch.float64, device=world.device)
         words[0] = _ABSENT
@@ -71,12 +78,30 @@ class BatchStatistics:
             told = self._gathered.view(-1, 4, MOST)
         keys, counts, numbers, variances = told.unbind(1)
         same = keys.unsqueeze(2) == own[0]  # by worker, place in its message, and own statistic
+        self._tell(same)
 
         def of(values: torch.Tensor) -> torch.Tensor:
             return torch.where(same, values.unsqueeze(2), 0.0).sum(1)
 
         counts, numbers, variances = of(counts), of(numbers), of(variances)
         return [self._whole(place, counts, numbers, variances) for place in range(kept)]
+
+    def _tell(self, same: torch.Tensor) -> None:
+        """Say it where workers leave out what is over all elements of their batches, too."""
+        if self._looks == 0 or not any(self.spec.lines):
+            return
+        self._looks -= 1  # to look waits for a device
+        left_out = (~same.any(1)).any(0).tolist()
+        for line, is_left_out in zip(self.spec.lines, left_out, strict=True):
+            if line and is_left_out:
+                self._looks = 0
+                logger.warning(
+                    "a mean over the whole batch is computed on some workers only, as the step's "
+                    "Python decides by values of the batch: what the others' batches have does not "
+                    "count in it; compute it either way (%s)",
+                    line,
+                )
+                return
 
     def _whole(
         self, place: int, counts: torch.Tensor, numbers: torch.Tensor, variances: torch.Tensor
