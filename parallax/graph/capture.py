@@ -98,7 +98,7 @@ def capture(
     Raises:
         CaptureError: the step cannot be recorded; names the user's line.
         DataDependentError: control flow depends on values of tensors.
-        ModelError: the step has no backward, or carries gradients from one call to the next.
+        ModelError: the step uses no gradient, or carries them from one call to the next.
     """
     objects.look_again()
     places = devices or {}, varying or {}

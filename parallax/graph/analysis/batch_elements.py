@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from parallax.graph.analysis.divided_by import SUMS
 from parallax.graph.analysis.loss_terms import REDUCTIONS, SIZES, from_batch
 from parallax.graph.common.operations import is_random, is_view
 from parallax.graph.common.sizes import same_shape
@@ -39,12 +40,6 @@ _ALIKE = {
 _OF_ALL_ROWS = {aten.unique_dim.default, aten.index_add.default, aten.index_reduce.default}
 """Operations along a dimension that compare rows, or add to them by their places."""
 _ALIGNED = {aten._ctc_loss.default, aten._ctc_loss.Tensor, aten._cudnn_ctc_loss.Tensor}
-_ADDED_UP = {
-    aten.sum.default,
-    aten.nansum.default,
-    aten.count_nonzero.default,
-    aten._local_scalar_dense.default,
-}
 _OF_TWO = {aten.mm.default, aten.addmm.default, aten._cdist_forward.default}
 """Operations that may compare each row with each other."""
 _SOFTMAX = {aten._log_softmax.default, aten._softmax.default}
@@ -105,24 +100,28 @@ class BatchElements:
     def is_count(self, node: Any) -> bool:
         """Whether what follows from the batch has no gradient: it does so from nothing that
         changes, or by comparisons, such as what is predicted with confidence."""
-        return isinstance(node, Node) and node in self.batch and self._has_no_gradient(node)
-
-    def _has_no_gradient(self, node: Node) -> bool:
-        if node not in self._other:
-            return True
-        if node in self._drawn:
+        if not isinstance(node, Node) or node not in self.batch:
             return False
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
-            return True
-        if node.target is aten.detach.default:
-            return True
-        reads = _is_alike(node) or node.target in _ADDED_UP or not isinstance(value, torch.Tensor)
-        return (
-            reads
-            and node.op != "placeholder"
-            and all(map(self._has_no_gradient, node.all_input_nodes))
-        )
+        seen: set[Node] = set()
+        queue = [node]
+        while queue:
+            one = queue.pop()
+            if one in seen or one not in self._other:
+                continue
+            seen.add(one)
+            if one in self._drawn:
+                return False
+            value: Any = one.meta.get("val")
+            is_tensor = isinstance(value, torch.Tensor)
+            if one.target is aten.detach.default or (
+                is_tensor and not value.dtype.is_floating_point
+            ):
+                continue
+            reads = _is_alike(one) or one.target in SUMS or not is_tensor
+            if one.op == "placeholder" or not reads:
+                return False
+            queue += one.all_input_nodes
+        return True
 
     def adds_up(self, node: Node) -> bool:
         """Whether each element of a tensor follows from the same place of the batch, so that sums

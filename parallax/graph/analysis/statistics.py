@@ -49,14 +49,6 @@ _OTHERS = {
     aten.bincount.default,
 }
 """Numbers of the whole batch that cannot be put together of those of its parts, or are not yet."""
-_OF_COLUMNS = {
-    aten.sum.dim_IntList,
-    aten.mean.dim,
-    aten.var.correction,
-    aten.std.correction,
-    aten.amax.default,
-    aten.amin.default,
-}
 _QUOTIENTS = {aten.div.Tensor, aten.div.Scalar, operator.truediv}
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, operator.mul}
 _ADDED = {
@@ -134,7 +126,7 @@ class Statistics:
     """
 
     found: dict[Node, Statistic]
-    follows: frozenset[Node]
+    follows: Collection[Node]
     uses: tuple[tuple[Node, Node], ...]
     left: tuple[Node, ...]
 
@@ -169,7 +161,7 @@ def statistics(
     """
     search = _Search(step, of_batch)
     if not search.follows | search.of_columns:
-        return Statistics({}, frozenset(), (), ())
+        return Statistics({}, (), (), ())
     marked = step.graph.find_nodes(op="call_function", target=marks.GRADIENT)
     ends = [one for node in marked for one in node.all_input_nodes]
     relevant = made_of([*ends, *(loss for loss, _ in losses(step.graph))])
@@ -189,9 +181,7 @@ def statistics(
             elif value in search.follows and not is_size:
                 right = search.degree(value) == 0 and _takes(node, value)
                 (uses if right else left).append((value, node))
-    return Statistics(
-        search.known, frozenset(search.follows), tuple(uses), tuple(value for value, _ in left)
-    )
+    return Statistics(search.known, search.follows, tuple(uses), tuple(value for value, _ in left))
 
 
 class _Search:
@@ -219,11 +209,14 @@ class _Search:
         self.of_columns = _following(step, columns)
         """The same of numbers of each column of the batch, and of those of other kinds."""
         self._degrees: dict[Node, int | None] = {}
+        for node in step.graph.nodes:  # in order, so that those of inputs are known
+            if node in self.follows and of_batch.is_of_batch(node):
+                self._degrees[node] = self._degree(node)
 
     def _is_of_columns(self, node: Node, sizes: Collection[Any]) -> bool:
         """Whether a node reduces the rows of the batch to one, whose columns are some of a model,
         by their number: where they lie along another dimension, those of one are none of these."""
-        if node.target not in _OF_COLUMNS or not self._of_batch.is_of_batch(node):
+        if node.target not in _KINDS or not self._of_batch.is_of_batch(node):
             return False
         value, source = node.meta.get("val"), node.args[0]
         if not isinstance(value, torch.Tensor) or not value.dim() or not isinstance(source, Node):
@@ -276,19 +269,12 @@ class _Search:
     def degree(self, node: Any) -> int | None:
         """How often a sum over the batch multiplies a number: not at all, where all that it is made
         of is a mean, or the quotient of two sums; None if that is not known."""
-        if not isinstance(node, Node):
-            return 0
-        if node not in self._degrees:
-            self._degrees[node] = None  # of a cycle, which there is none of
-            self._degrees[node] = self._degree(node)
-        return self._degrees[node]
+        return self._degrees.get(node, 0)
 
     def _degree(self, node: Node) -> int | None:
         if (found := self.known.get(node)) is not None:
             return int(found.kind == "sum")
         inputs = [one for one in node.all_input_nodes if one in self.follows]
-        if not inputs:
-            return 0
         degrees = [self.degree(one) for one in inputs]
         if None in degrees or is_write(node) or not _is_pointwise(node):
             return None
