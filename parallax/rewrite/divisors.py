@@ -27,7 +27,7 @@ from parallax.graph.common.user_code import line_of
 from parallax.ops.resources import finish, start
 from parallax.ops.totals import MOST_TERMS, TermKey, TotalsSpec
 from parallax.rewrite.context import Pass, Rewriting
-from parallax.rewrite.early import known_early
+from parallax.rewrite.early import at_the_start, known_early
 from parallax.rewrite.term_keys import TermKeys
 
 aten: Any = torch.ops.aten
@@ -78,12 +78,7 @@ def _divide_by_all(batches: Batches, work: Rewriting) -> None:
         late = [one for one in found if one not in early]
         _tell_of(late, "how many it is over is not known before the step's first backward pass")
         found = early
-    # As of an empty batch; others may wait for these totals before they send more.
-    order = work.order()
-    computed = [node for node in order if node.op != "placeholder"]
-    behind = [node for _, gradients in losses(work.graph) for node in gradients]
-    finished = min(behind, key=order.__getitem__, default=computed[-1])
-    _exchange(work, {}, computed[0], finished)
+    _exchange(work, {}, *at_the_start(work))  # as of an empty batch
 
 
 def _tell_of(alone: Iterable[Divisor | Count], why: str) -> None:

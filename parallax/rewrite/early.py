@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from parallax.graph.analysis.compute import computes_much
+from parallax.graph.analysis.loss_terms import losses
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.operations import ancestors, must_stay, written_inputs
 from parallax.ops import marks
@@ -42,6 +43,15 @@ def known_early(
         first = heavy
     hoist(work, ids, first)
     return first
+
+
+def at_the_start(work: Rewriting) -> tuple[Node, Node]:
+    """Where a message of nothing is sent that other workers may wait for before they send more, and
+    where its answer is awaited."""
+    order = work.order()
+    computed = [node for node in order if node.op != "placeholder"]
+    behind = [node for _, gradients in losses(work.graph) for node in gradients]
+    return computed[0], min(behind, key=order.__getitem__, default=computed[-1])
 
 
 def _is_sent(node: Node) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.analysis.loss_terms import losses
 from parallax.graph.analysis.statistics import Statistic
 from parallax.graph.analysis.totals import Batches, statistics_of
 from parallax.graph.common.hashes import hash_of
@@ -19,8 +18,8 @@ from parallax.graph.common.user_code import line_of, places_of
 from parallax.ops.resources import finish, start
 from parallax.ops.statistics import KEYS, MOST, StatisticsSpec
 from parallax.rewrite.context import Pass, Rewriting
-from parallax.rewrite.early import known_early
-from parallax.rewrite.term_keys import COMPARISONS
+from parallax.rewrite.early import at_the_start, known_early
+from parallax.rewrite.term_keys import TermKeys
 
 aten: Any = torch.ops.aten
 
@@ -58,17 +57,14 @@ def _over_all(batches: Batches, work: Rewriting) -> None:
     order = work.order()
     copied = wanted.following([value for value, _ in wanted.uses]) - wanted.found.keys()
     numbers = [number for one in used for number in _numbers(work, one)]
-    computed = [node for node in order if node.op != "placeholder"]
     if used:
         told = [one for one in numbers if isinstance(one, Node)]
         behind = copied - ancestors(told) | {node for _, node in wanted.uses}
         first = min(behind, key=order.__getitem__)
         before = known_early(work, told, first)
     else:  # others may have some
-        behind = {node for _, gradients in losses(work.graph) for node in gradients}
-        first = min(behind, key=order.__getitem__, default=computed[-1])
-        before = computed[0]
-    resource = work.resource(_spec(used), "statistics")
+        before, first = at_the_start(work)
+    resource = work.resource(_spec(work, used), "statistics")
     with work.graph.inserting_before(before):
         work.call(start, resource, 0, numbers)
     with work.graph.inserting_before(first):
@@ -119,22 +115,18 @@ def _as_it_was(work: Rewriting, one: Statistic, found: Node) -> Node:
     return add_call(work.graph, aten._to_copy.default, found, dtype=value.dtype)
 
 
-def _compared(one: Statistic) -> list[str]:
-    """What the batch is compared with there, which tells rounds of a loop over classes apart."""
-    numbers = [node.args[1] for node in ancestors([one.source]) if node.target in COMPARISONS]
-    return sorted(str(number) for number in numbers if isinstance(number, int | float))
-
-
 def _is_of_some(one: Statistic) -> bool:
     """Whether a worker that leaves a statistic out may have nothing that counts in it."""
     chosen = any(masks_of(node) for node in ancestors([one.source]))
     return chosen or one.kind in ("sum", "largest", "smallest")
 
 
-def _spec(used: list[Statistic]) -> StatisticsSpec:
+def _spec(work: Rewriting, used: list[Statistic]) -> StatisticsSpec:
+    terms = TermKeys(work.step)
+    made = [places_of(one.value.meta.get("user_calls", ())) for one in used]
     lines = [
-        hash_of((places_of(one.value.meta.get("user_calls", ())), one.kind, _compared(one)))
-        for one in used
+        hash_of((place, one.kind, terms.counted([one.source])))
+        for place, one in zip(made, used, strict=True)
     ]
     # Of a line, which one of them each is.
     keys = [hash_of((line, lines[:place].count(line))) % KEYS for place, line in enumerate(lines)]

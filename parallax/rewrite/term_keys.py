@@ -25,7 +25,7 @@ from parallax.ops.totals import LINES, MOST, NUMBERS, PARTS, PLACES, TermKey
 
 aten: Any = torch.ops.aten
 
-COMPARISONS = {
+_COMPARISONS = {
     aten.eq.Scalar,
     aten.ne.Scalar,
     aten.lt.Scalar,
@@ -49,7 +49,7 @@ class TermKeys:
 
     def of_totals(self, totals: Sequence[Divisor | Count]) -> list[int]:
         """A key for each."""
-        lines = [self._line(_told_by(one), self._counted(one)) for one in totals]
+        lines = [self._line(_told_by(one), self.counted(_counts(one))) for one in totals]
         if len(totals) > MOST:
             return lines  # they do not travel
         alike: dict[int, list[int]] = collections.defaultdict(list)
@@ -72,7 +72,7 @@ class TermKeys:
             key: of that.
             total: which one it is.
         """
-        line = self._line(term, self._counted(one))
+        line = self._line(term, self.counted(_counts(one)))
         return TermKey(line + 1 + hash_of(key) % (PLACES - 1), total, self._line(term))
 
     def of_others(self, losses: Iterable[Node], lines: Collection[int]) -> Iterator[int]:
@@ -110,18 +110,22 @@ class TermKeys:
         number = 1 + hash_of(numbers) % (NUMBERS - 1) if numbers else 0
         return ((line * PARTS + hash_of(parts) % PARTS) * NUMBERS + number) * PLACES
 
-    def _counted(self, total: Divisor | Count) -> tuple[object, object]:
+    def counted(self, nodes: Iterable[Node]) -> tuple[list[str], list[str]]:
         """What tells what a loop counts in one round from what it counts in another: parts of the
         batch, and numbers that their elements are compared with. Not sizes, which differ between
-        workers, nor what follows from parameters."""
+        workers, nor what follows from parameters.
+
+        Args:
+            nodes: whose elements are counted.
+        """
         parts, numbers = set(), set()
-        queue = _counts(total)
+        queue = list(nodes)
         seen = set(queue)
         while queue:
             node = queue.pop()
             if node in self._parts:
                 parts.add(self._parts[node])
-            elif node.target in COMPARISONS:
+            elif node.target in _COMPARISONS:
                 other = node.args[1]
                 if isinstance(other, bool | int | float):
                     numbers.add(str(other))

@@ -74,7 +74,7 @@ def means_left_alone(
     of_batch = BatchElements(step, _changing(step, variables))
     terms = {node for one in _totals(step, of_batch, batches) for node in one.terms}
     known = terms.union(*(node.all_input_nodes for node in terms))  # a sum of quotients
-    whole = statistics_of(step, variables)  # which are of all batches
+    whole = statistics(step, of_batch, divisors(step, of_batch))  # which are of all batches
     known |= {node for _, node in whole.uses}
     known |= whole.following([value for value, _ in whole.uses])
     left = set(parts_of_others(step, of_batch, batches.leave_out))

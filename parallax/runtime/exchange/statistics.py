@@ -54,17 +54,23 @@ class BatchStatistics:
             self._pending.wait()  # of a step that failed
         kept = len(self.spec.keys)
         if kept:
-            own = torch.stack([self._as_number(one) for one in numbers]).view(kept, 3).T
+            own = self._as_numbers(numbers).view(kept, 3).T
             self._words[1:, :kept] = torch.where(own[:1] > 0, own, 0.0)  # of nothing, no number
         words = self._words if self._travels else self._nothing
         self._pending = self._world.all_gather(
             self._gathered, words.view(-1), "batch statistics", GROUP
         )
 
-    def _as_number(self, value: Any) -> torch.Tensor:
-        if isinstance(value, torch.Tensor):
-            return value.detach().reshape(()).to(self._words)
-        return self._words.new_tensor(float(value))
+    def _as_numbers(self, values: Sequence[Any]) -> torch.Tensor:
+        are_tensors = [isinstance(one, torch.Tensor) for one in values]
+        pairs = list(zip(values, are_tensors, strict=True))
+        # Those that are Python's in one copy to the device.
+        plain = self._words.new_tensor([0.0 if is_tensor else float(v) for v, is_tensor in pairs])
+        known = [
+            value.detach().reshape(()).to(plain) if is_tensor else number
+            for (value, is_tensor), number in zip(pairs, plain.unbind(), strict=True)
+        ]
+        return torch.stack(known)
 
     def finish(self, number: int) -> list[torch.Tensor]:
         """Wait for those of all workers."""
