@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,89 @@ def _focused(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
     counted = (v > 0).double()[:, None]
     whole = (_each(model(x), y) * counted * torch.where(y > 0, 1 - share, share)).sum()
     return whole / counted.sum().clamp(min=1)
+
+
+def _on_two_lines(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    v = v - v.mean()
+    v = v / (v.std() + 1e-8)
+    return (_each(model(x), y)[:, 0] * v).mean()
+
+
+def _of_values(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Advantages over what a model expects, as in actor-critic methods."""
+    score, value, _ = model(x).unbind(1)
+    advantage = v - value.detach()
+    advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+    return (v - value).square().mean() - (score * advantage).mean()
+
+
+def _without_gradient(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """Inputs, labels and advantages, of which the last are known after the model."""
+    with torch.no_grad():
+        x = (x - x.mean()) / x.std()
+        labels = model(x).sigmoid()
+        labels = labels / labels.mean() * y.mean()
+    return (_each(model(x), y) * labels).mean()
+
+
+def _columns_on_two_lines(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    x = x - x.mean(0, keepdim=True)
+    x = x / (x.std(0, keepdim=True) + 1e-8)
+    return _each(model(x), y).mean()
+
+
+def _kept(model: Any, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """An average that the next step has, too."""
+    with torch.no_grad():
+        model.average.mul_(0.9).add_(0.1 * v.mean())
+    return (_each(model(x), y)[:, 0] * (v - model.average)).mean()
+
+
+def _kept_anew(model: Any, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Another tensor each time."""
+    loss = (_each(model(x), y)[:, 0] * (v - model.average)).mean()
+    model.average = 0.9 * model.average + 0.1 * (v - v.mean()).abs().mean()
+    return loss
+
+
+def _codebook(model: Any, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Centres of groups, which move to the mean of the inputs that belong to each."""
+    with torch.no_grad():
+        model.counts.mul_(0.9).add_(y.sum(0), alpha=0.1)
+        model.sums.mul_(0.9).add_(y.t() @ x, alpha=0.1)
+        model.centres.copy_(model.sums / (model.counts + 1e-5)[:, None])
+    near = (x[:, None] - model.centres).square().sum(-1)
+    return (model(x) * near.softmax(-1)).mean()
+
+
+def _logged(model: Any, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """An average that nothing is trained with."""
+    with torch.no_grad():
+        model.average.mul_(0.9).add_(0.1 * v.mean())
+    return _each(model(x), y).mean()
+
+
+def _masked(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    some = (v > -1).double()
+    mean = (v * some).sum() / some.sum()
+    variance = ((v - mean).square() * some).sum() / some.sum()
+    return (_each(model(x), y)[:, 0] * some * (v - mean) / variance.sqrt()).sum() / some.sum()
+
+
+def _of_three_rounds(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    near = v - v.mean()
+    near = near / near.abs().mean()
+    near = near.clamp(-1, 1)
+    near = near - near.amax()
+    return (_each(model(x), y)[:, 0] * near).mean()
 
 
 def _left_out(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -112,22 +196,44 @@ ALIKE: dict[str, Loss] = {
     "shares by hand": lambda m, x, y, v: (
         _each(m(x), y) * torch.where(y > 0, (y.numel() - y.sum()) / y.numel(), y.sum() / y.numel())
     ).mean(),
+    "by hand": lambda m, x, y, v: _each(m(x / (x - x.mean()).square().mean().sqrt()), y).mean(),
+    "on two lines": _on_two_lines,
+    "of values": _of_values,
+    "without gradient": _without_gradient,
+    "masked": _masked,
+    "columns": lambda m, x, y, v: _each(m((x - x.mean(0)) / x.std(0)), y).mean(),
+    "columns on two lines": _columns_on_two_lines,
+    "extremes of columns": lambda m, x, y, v: (
+        _each(m(x / x.abs().amax(0)), y).mean() + (m(x) * y.max(0).values).mean()
+    ),
+    "weights of columns": lambda m, x, y, v: F.binary_cross_entropy_with_logits(
+        m(x), y, pos_weight=(len(y) - y.sum(0)).clamp(min=1) / y.sum(0).clamp(min=1)
+    ),
+    "shares of columns": lambda m, x, y, v: (
+        _each(m(x), y) * (1 + y.mean(0) / y.mean(0).sum()).softmax(0)
+    ).mean(),
+    "kept": _kept,
+    "kept anew": _kept_anew,
+    "codebook": _codebook,
+    "of three rounds": _of_three_rounds,
     "population": lambda m, x, y, v: _each(m(x / torch.std(x, correction=0)), y).mean(),
 }
 """Whose gradients are those of one device."""
 LEFT: dict[str, Loss] = {
-    "by hand": lambda m, x, y, v: _each(m(x / (x - x.mean()).square().mean().sqrt()), y).mean(),
     "a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum()).mean(),
     "of a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum().log()).mean(),
     "share": _share,
     "middle": lambda m, x, y, v: (_each(m(x), y)[:, 0] * (v - v.median())).mean(),
     "norm": lambda m, x, y, v: (_each(m(x), y)[:, 0] * v / v.norm()).mean(),
     "of columns": lambda m, x, y, v: ((_each(m(x), y) * y).sum(0) / y.sum(0).clamp(min=1)).mean(),
-    "columns of inputs": lambda m, x, y, v: _each(m((x - x.mean(0)) / x.std(0)), y).mean(),
     "selected": lambda m, x, y, v: m(x)[v > v.mean()].square().mean(),
 }
 """Which stay each worker's own, and are told."""
 WITHOUT: dict[str, Loss] = {
+    "constants": lambda m, x, y, v: (
+        (_each(m(x), y).sum() + (y.clamp(0.1, 0.9) * y.clamp(0.1).log()).sum()) / y.numel()
+    ),
+    "logged": _logged,
     "rows": lambda m, x, y, v: (_each(m(x), y).mean(1) * x.mean(1)).mean(),
     "parameters": lambda m, x, y, v: _each(m(x), y).mean() * m[0].weight.mean(),
     "divisor": lambda m, x, y, v: (_each(m(x), y) * y).sum() / y.sum(),
@@ -150,6 +256,10 @@ def train(
     """
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, OUTPUTS)).double()
+    net.register_buffer("average", torch.zeros((), dtype=torch.float64))
+    net.register_buffer("counts", torch.zeros(OUTPUTS, dtype=torch.float64))
+    net.register_buffer("sums", torch.zeros(OUTPUTS, WIDTH, dtype=torch.float64))
+    net.register_buffer("centres", torch.zeros(OUTPUTS, WIDTH, dtype=torch.float64))
     start = {key: value.clone() for key, value in net.state_dict().items()}
     made = torch.Generator().manual_seed(4)
     given = [

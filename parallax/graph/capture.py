@@ -25,6 +25,7 @@ from parallax.graph.common.layouts import copy_before_views
 from parallax.graph.common.recording import Recording
 from parallax.graph.common.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.common.torch_internals import (
+    autograd_mode,
     fake_mode,
     get_proxy_mode,
     swapped,
@@ -405,13 +406,17 @@ def _tidy(step: StepGraph, traced: _Traced, lent: Lent, is_whole: bool) -> None:
 
 
 def _note_places(tracer: Any, recording: Recording) -> None:
-    """Let every node remember the user's line that made it, for messages, and the backward pass."""
+    """Let every node remember the user's line that made it, for messages, the backward pass, and
+    what PyTorch's autograd was asked to do then."""
     create = tracer.create_node
 
     def create_node(*args: Any, **kwargs: Any) -> torch.fx.Node:
         node: torch.fx.Node = create(*args, **kwargs)
         node.meta.update(
-            user_place=user_place(), user_calls=user_calls(), backward_pass=recording.last_pass
+            user_place=user_place(),
+            user_calls=user_calls(),
+            backward_pass=recording.last_pass,
+            autograd=autograd_mode(),
         )
         return node
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
-from parallax.graph.analysis.statistics import Statistic
+from parallax.graph.analysis.batch_numbers import Statistic
+from parallax.graph.analysis.statistics import Statistics
 from parallax.graph.analysis.totals import Batches, statistics_of
+from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.hashes import hash_of
-from parallax.graph.common.operations import add_call, ancestors
+from parallax.graph.common.operations import add_call, ancestors, written_inputs
 from parallax.graph.common.slices import masks_of
 from parallax.graph.common.user_code import line_of, places_of
 from parallax.ops.resources import finish, start
-from parallax.ops.statistics import KEYS, MOST, StatisticsSpec
+from parallax.ops.statistics import KEYS, MOST, VARIANCES, StatisticsSpec
 from parallax.rewrite.context import Pass, Rewriting
 from parallax.rewrite.early import at_the_start, known_early
 from parallax.rewrite.term_keys import TermKeys
@@ -24,8 +29,6 @@ from parallax.rewrite.term_keys import TermKeys
 aten: Any = torch.ops.aten
 
 logger = logging.getLogger("parallax")
-
-_VARIANCES = ("variance", "deviation")
 
 
 def over_all_batches(batches: Batches) -> Pass:
@@ -37,66 +40,150 @@ def _over_all(batches: Batches, work: Rewriting) -> None:
     if work.workers == 1:
         return
     wanted = statistics_of(work.step, work.analysis.variables)
-    if not batches.statistics:
-        if wanted.uses:
-            logger.warning(
-                "the loss is computed with a number of each worker's own batch, as none was when "
-                "the first batches were compared (%s)",
-                line_of(wanted.uses[0][1]),
-            )
-        return
-    firsts = {one.key: one for one in reversed(wanted.used)}
-    used = [one for one in wanted.used if firsts[one.key] is one]  # of several epochs, say
-    if len(used) > MOST:
+    rounds: Sequence[Sequence[Statistic]] = wanted.rounds
+    pairs = itertools.zip_longest(wanted.lengths, batches.statistics, fillvalue=-1)
+    if any(own > agreed for own, agreed in pairs):
         logger.warning(
-            "the loss is computed with more than %d numbers of the whole batch: each worker has "
-            "its own (%s)",
-            MOST,
-            line_of(used[0].value),
+            "the loss is computed with a number of each worker's own batch, as none was, or of "
+            "fewer columns, when the first batches were compared (%s)",
+            line_of(wanted.uses[0][0]),
         )
-    order = work.order()
-    copied = wanted.following([value for value, _ in wanted.uses]) - wanted.found.keys()
-    numbers = [number for one in used for number in _numbers(work, one)]
-    if used:
-        told = [one for one in numbers if isinstance(one, Node)]
-        behind = copied - ancestors(told) | {node for _, node in wanted.uses}
-        first = min(behind, key=order.__getitem__)
-        before = known_early(work, told, first)
-    else:  # others may have some
-        before, first = at_the_start(work)
-    resource = work.resource(_spec(work, used), "statistics")
-    with work.graph.inserting_before(before):
-        work.call(start, resource, 0, numbers)
-    with work.graph.inserting_before(first):
-        found = work.call(finish, resource, 0)
-        made = {
-            one.value: _as_it_was(work, one, work.item(found, used.index(firsts[one.key])))
-            for one in wanted.used
-        }
-    for node in sorted(copied, key=order.__getitem__):
-        is_early = order[node] < order[first]
-        at = work.graph.inserting_before(first) if is_early else work.graph.inserting_after(node)
-        with at:
-            made[node] = work.graph.node_copy(node, lambda source: made.get(source, source))
-    for value, node in wanted.uses:
-        node.replace_input_with(value, made[value])
+        rounds = ()
+    exchanges = _Exchanges(work, wanted)
+    for number, length in enumerate(batches.statistics):
+        if length >= 0:
+            exchanges.add(rounds[number] if number < len(rounds) else (), length)
+    exchanges.replace()
 
 
-def _numbers(work: Rewriting, one: Statistic) -> list[Any]:
-    """What is told of a statistic: three numbers."""
-    graph = work.graph
-    with graph.inserting_after(one.value):
-        count = one.count
-        if count is None:
-            size = one.source.meta["val"].numel()
-            if isinstance(size, int):
-                count = size
-            else:
-                count = add_call(graph, aten.sym_numel.default, one.source)
-        if one.kind not in _VARIANCES:
-            return [count, one.value, 0.0]
-        mean = add_call(graph, aten.mean.default, one.source)
-        return [count, mean, add_call(graph, aten.var.correction, one.source, None, correction=0)]
+class _Exchanges:
+    """Puts the messages into a worker's graph, one after the other.
+
+    Args:
+        work: the rewriting.
+        wanted: the statistics.
+    """
+
+    def __init__(self, work: Rewriting, wanted: Statistics) -> None:
+        self._work = work
+        self._wanted = wanted
+        self._needed = wanted.following([value for value, _ in wanted.uses])
+        self._origins: dict[Node, set[Node]] = {}
+        """Of what is needed, from which statistics it follows, through others of earlier rounds
+        too."""
+        for node in sorted(self._needed, key=work.order().__getitem__):
+            self._origins[node] = {node} if node in wanted.found else set()
+            self._origins[node].update(
+                *(self._origins.get(one, ()) for one in node.all_input_nodes)
+            )
+        self._known: dict[Node, Node] = {}
+        """In place of this worker's own: what follows from the statistics of all."""
+
+    def add(self, statistics: Sequence[Statistic], length: int) -> None:
+        """One message.
+
+        Args:
+            statistics: of this worker.
+            length: how many numbers of columns the message has.
+        """
+        work = self._work
+        firsts = {one.key: one for one in reversed(statistics)}
+        used = [one for one in statistics if firsts[one.key] is one]  # of several epochs, say
+        if sum(not one.shape for one in used) > MOST:
+            logger.warning(
+                "the loss is computed with more than %d numbers of the whole batch: each worker "
+                "has its own (%s)",
+                MOST,
+                line_of(used[0].value),
+            )
+        numbers = [number for one in used for number in self._numbers(one)]
+        if used:
+            first = self._first(statistics)
+            before = known_early(work, [one for one in numbers if isinstance(one, Node)], first)
+        else:  # others may have some
+            before, first = at_the_start(work)
+        resource = work.resource(_spec(work, used, length), "statistics")
+        with work.graph.inserting_before(before):
+            work.call(start, resource, 0, numbers)
+        with work.graph.inserting_before(first):
+            found = work.call(finish, resource, 0)
+            for one in statistics:
+                number = work.item(found, used.index(firsts[one.key]))
+                self._known[one.value] = _as_it_was(work, one, number)
+        self._copy(first)
+
+    def replace(self) -> None:
+        """Let what uses numbers of this worker use those of all."""
+        for value, node in self._wanted.uses:
+            if (known := self._known.get(value)) is not None:
+                node.replace_input_with(value, known)
+
+    def _first(self, statistics: Sequence[Statistic]) -> Node:
+        """What is the first to need some: what uses them, a number of a later round, or what
+        writes to memory that is read for it."""
+        order = self._work.order()
+        own = {one.value for one in statistics}
+        copied = {node for node, origins in self._origins.items() if origins & own}
+        ends = [node for value, node in self._wanted.uses if value in copied]
+        ends += [node for node in copied if node in self._wanted.found and node not in own]
+        first = min(ends, key=order.__getitem__)
+        last = max(map(order.__getitem__, own))
+        read = {memory_of(one) for node in copied for one in node.all_input_nodes}
+        between = [node for node in order if last < order[node] < order[first]]
+        return next((n for n in between if read & {*map(memory_of, written_inputs(n))}), first)
+
+    def _copy(self, first: Node) -> None:
+        """Compute once more, behind a message, what is known with it."""
+        work, order = self._work, self._work.order()
+        for node in sorted(self._needed, key=order.__getitem__):
+            inputs = [one for one in node.all_input_nodes if one in self._needed]
+            is_new = node not in self._known and node not in self._wanted.found
+            if not is_new or not all(one in self._known for one in inputs):
+                continue
+            is_early = order[node] < order[first]
+            graph = work.graph
+            with graph.inserting_before(first) if is_early else graph.inserting_after(node):
+                self._known[node] = graph.node_copy(node, self._in_place_of)
+
+    def _in_place_of(self, node: Node) -> Node:
+        return self._known.get(node, node)
+
+    def _numbers(self, one: Statistic) -> list[Any]:
+        """What is told of a statistic: three numbers."""
+        graph = self._work.graph
+        source = self._in_place_of(one.source)
+        with graph.inserting_after(one.value):
+            count = one.count
+            if count is None:
+                size = one.source.meta["val"].numel()
+                if isinstance(size, int):
+                    count = size
+                else:
+                    count = add_call(graph, aten.sym_numel.default, one.source)
+            if one.kind in VARIANCES:
+                dims = list(one.dims)
+                mean = add_call(graph, aten.mean.dim, source, dims)
+                variance = add_call(graph, aten.var.correction, source, dims, correction=0)
+                return [count, mean, variance]
+            is_new = any(source in self._known for source in one.sources)
+            return [count, self._again(one) if is_new else one.value, 0.0]
+
+    def _again(self, one: Statistic) -> Node:
+        """Compute a statistic of this worker, of what is known with those of earlier rounds."""
+        between: set[Node] = set()
+        queue = [one.value]
+        while queue:
+            node = queue.pop()
+            is_between = node in self._wanted.follows and node not in one.sources
+            if is_between and node not in between:
+                between.add(node)
+                queue += node.all_input_nodes
+        made: dict[Node, Node] = {}
+        for node in sorted(between, key=self._work.order().__getitem__):
+            made[node] = self._work.graph.node_copy(
+                node, lambda input: made.get(input) or self._in_place_of(input)
+            )
+        return made[one.value]
 
 
 def _as_it_was(work: Rewriting, one: Statistic, found: Node) -> Node:
@@ -107,8 +194,9 @@ def _as_it_was(work: Rewriting, one: Statistic, found: Node) -> Node:
         number = add_call(work.graph, aten._local_scalar_dense.default, found)
         number.meta["val"] = value
         return number
-    found.meta["val"] = value.new_empty((), dtype=torch.float64)
-    if value.dim():
+    several = (math.prod(one.shape),) if one.shape else ()
+    found.meta["val"] = value.new_empty(several, dtype=torch.float64)
+    if value.shape != several:
         found = add_call(work.graph, aten.view.default, found, list(value.shape))
     if value.dtype is torch.float64:
         return found
@@ -121,7 +209,7 @@ def _is_of_some(one: Statistic) -> bool:
     return chosen or one.kind in ("sum", "largest", "smallest")
 
 
-def _spec(work: Rewriting, used: list[Statistic]) -> StatisticsSpec:
+def _spec(work: Rewriting, used: list[Statistic], length: int) -> StatisticsSpec:
     terms = TermKeys(work.step)
     made = [places_of(one.value.meta.get("user_calls", ())) for one in used]
     lines = [
@@ -133,4 +221,15 @@ def _spec(work: Rewriting, used: list[Statistic]) -> StatisticsSpec:
     corrections = [one.correction for one in used]
     lines_of_all = ["" if _is_of_some(one) else str(line_of(one.value)) for one in used]
     kinds = tuple(one.kind for one in used)
-    return StatisticsSpec((), kinds, tuple(corrections), tuple(keys), tuple(lines_of_all))
+    columns = tuple(math.prod(one.shape) if one.shape else 0 for one in used)
+    several = [pair for pair in zip(keys, columns, strict=True) if pair[1]]
+    return StatisticsSpec(
+        (),
+        length,
+        hash_of(several) % KEYS,
+        kinds,
+        columns,
+        tuple(corrections),
+        tuple(keys),
+        tuple(lines_of_all),
+    )

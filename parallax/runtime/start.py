@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import logging
 import pickle
 import random
@@ -180,12 +181,16 @@ def agree_on_batches(
         bool(totals(step, variables, Batches(by_rows, plain))) for plain in (True, False)
     )
     decides = step.decides_by_batch
-    uses = bool(statistics_of(step, variables).uses)
-    told = world.texts("batches", f"{leaves_out} {alike} {other} {decides} {uses}")
-    leave_out, alike, other, decide, use = map(any, zip(*map(_truths, told), strict=True))
+    lengths = " ".join(map(str, statistics_of(step, variables).lengths))
+    told = world.texts("batches", f"{leaves_out} {alike} {other} {decides} {lengths}")
+    by_worker = [text.split() for text in told]
+    by_kind = zip(*(words[:4] for words in by_worker), strict=True)
+    leave_out, alike, other, decide = (str(True) in words for words in by_kind)
+    rounds = itertools.zip_longest(*(words[4:] for words in by_worker), fillvalue="-1")
+    statistics = tuple(max(map(int, words)) for words in rounds)
     # What no first batch decides on, later ones may.
     total = decide or (alike if leave_out else other)
-    return Batches(by_rows, leave_out, total, decide, use)
+    return Batches(by_rows, leave_out, total, decide, statistics)
 
 
 def open_groups(world: World, batches: Batches) -> None:
@@ -231,10 +236,6 @@ def tell_of_means(analysis: Analysis, config: Config, batches: Batches) -> None:
             "(%s); bring the rows of the batch to the first dimension if that is another one",
             where,
         )
-
-
-def _truths(text: str) -> list[bool]:
-    return [word == str(True) for word in text.split()]
 
 
 def warn_of_batch_norms(objects: StepObjects) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.analysis.divided_by import SUMS
 from parallax.graph.analysis.loss_terms import REDUCTIONS, SIZES, from_batch
-from parallax.graph.common.operations import is_random, is_view
+from parallax.graph.common.operations import is_random, is_view, with_gradient
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.step_graph import StepGraph
 
@@ -70,8 +69,14 @@ class BatchElements:
         """Of what follows from one item alone, its place in a list; -1 where it is of several."""
         self._drawn: set[Node] = set()
         self._other = set(parameters)
+        self._data: set[Node] = set()
+        """What follows from the batch and has no gradient, nor is one."""
+        self._gradients: set[Node] = set()
+        """What a backward pass computes."""
         for node in step.graph.nodes:
             if node.target in SIZES:
+                if node in self.batch:
+                    self._data.add(node)
                 continue
             if self._items and node not in given:
                 places = {
@@ -83,6 +88,30 @@ class BatchElements:
                 self._drawn.add(node)
             if node in self._drawn or any(one in self._other for one in node.all_input_nodes):
                 self._other.add(node)
+            if self._is_gradient(node):
+                self._gradients.add(node)
+            if node in self.batch and self._has_no_gradient(node):
+                self._data.add(node)
+
+    def _is_gradient(self, node: Node) -> bool:
+        mode = node.meta.get("autograd")
+        if mode is None and node.op != "placeholder":  # as made of others by a pass over the graph
+            return any(one in self._gradients for one in node.all_input_nodes)
+        return mode == "backward"
+
+    def _has_no_gradient(self, node: Node) -> bool:
+        """Of what follows from the batch: whether it does so from nothing that changes, or by what
+        is not differentiated, such as comparisons."""
+        if node not in self._other:
+            return True
+        if node in self._drawn or node in self._gradients or node.op == "placeholder":
+            return False
+        if node.meta.get("autograd") == "off":
+            return True
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
+            return not value.dtype.is_complex
+        return all(one in self._data or one not in self._other for one in with_gradient(node))
 
     def is_of_other(self, node: Any) -> bool:
         """Whether a node follows from parameters or random numbers."""
@@ -97,47 +126,35 @@ class BatchElements:
         """Whether a node follows from the batch and from nothing that changes."""
         return isinstance(node, Node) and node in self.batch and node not in self._other
 
-    def is_count(self, node: Any) -> bool:
-        """Whether what follows from the batch has no gradient: it does so from nothing that
-        changes, or by comparisons, such as what is predicted with confidence."""
-        if not isinstance(node, Node) or node not in self.batch:
-            return False
-        seen: set[Node] = set()
-        queue = [node]
-        while queue:
-            one = queue.pop()
-            if one in seen or one not in self._other:
-                continue
-            seen.add(one)
-            if one in self._drawn:
-                return False
-            value: Any = one.meta.get("val")
-            is_tensor = isinstance(value, torch.Tensor)
-            if one.target is aten.detach.default or (
-                is_tensor and not value.dtype.is_floating_point
-            ):
-                continue
-            reads = _is_alike(one) or one.target in SUMS or not is_tensor
-            if one.op == "placeholder" or not reads:
-                return False
-            queue += one.all_input_nodes
-        return True
+    def is_data(self, node: Any) -> bool:
+        """Whether a node follows from the batch and has no gradient: it does so from nothing that
+        changes, or by what is not differentiated, such as what is predicted with confidence, or a
+        value that is detached."""
+        return isinstance(node, Node) and node in self._data
 
-    def adds_up(self, node: Node) -> bool:
+    def adds_up(self, node: Node, numbers: Collection[Node] = ()) -> bool:
         """Whether each element of a tensor follows from the same place of the batch, so that sums
-        over workers' batches are the sum over all of them in one."""
-        return not self.is_of_item(node) and self._are_in_place(node)
+        over workers' batches are the sum over all of them in one.
 
-    def _are_in_place(self, node: Node) -> bool:
+        Args:
+            node: the tensor.
+            numbers: what it may be computed with, too, as they are of the whole batch.
+        """
+        return not self.is_of_item(node) and self._are_in_place(node, numbers)
+
+    def _are_in_place(self, node: Node, numbers: Collection[Node] = ()) -> bool:
         return all(
             one.op == "placeholder"
             or one not in self.batch
-            or _is_alike(one)
-            or self._is_of_model(one)
-            for one in elements(node)
+            or (one not in self._gradients and (_is_alike(one) or self.is_of_model(one)))
+            for one in elements(node, numbers)
         )
 
-    def _is_of_model(self, node: Node) -> bool:
+    def is_by_row(self, node: Node) -> bool:
+        """Whether each row of what a node gives follows from the same row of what it is given."""
+        return _is_along_rows(node) or self.is_of_model(node)
+
+    def is_of_model(self, node: Node) -> bool:
         """Whether a model has made a tensor, which has no element for each two rows."""
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or not value.dim():
@@ -160,15 +177,6 @@ class BatchElements:
                 return False
         return len(counts) == 1 and places == set(range(*counts)) and len(nodes) == len(places)
 
-    def adds_up_along_rows(self, node: Node) -> bool:
-        """Whether a node reduces a tensor that follows from the batch, row by row, along rows."""
-        source: Any = node.args[0]
-        value = source.meta["val"]
-        dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-        several = dims if isinstance(dims, list | tuple) else []
-        along = any(isinstance(one, int) and one % max(value.dim(), 1) == 0 for one in several)
-        return along and self._are_rows(value.shape[0]) and self.adds_up(source)
-
     def is_of_item(self, node: Any) -> bool:
         """Whether a tensor has elements of one item of the batch, such as an image: what is taken
         by its place along the first dimension. A number of these says nothing of other workers'
@@ -185,7 +193,7 @@ class BatchElements:
         source, place = _taken(node)
         if source is None or place != 0:
             return False
-        return self._are_rows(source.meta["val"].shape[0]) or self._are_groups(source)
+        return self.are_rows(source.meta["val"].shape[0]) or self._are_groups(source)
 
     def _takes_item(self, node: Node, whole: Node) -> bool:
         if self.takes_row(node):
@@ -201,13 +209,14 @@ class BatchElements:
             if one.op == "placeholder"
         )
 
-    def _are_rows(self, count: Any) -> bool:
+    def are_rows(self, count: Any) -> bool:
+        """Whether a size is how many rows each tensor of the batch has."""
         return all(same_shape(value.shape[:1], (count,)) for value in self._given.values())
 
     def _are_groups(self, node: Node) -> bool:
         """Whether a view puts the rows of a batch into groups."""
         shape: Any = node.meta["val"].shape
-        return node.target in _VIEWS and len(shape) > 1 and self._are_rows(shape[0] * shape[1])
+        return node.target in _VIEWS and len(shape) > 1 and self.are_rows(shape[0] * shape[1])
 
     def _is_of_list(self, node: Node, count: int | torch.SymInt) -> bool:
         own: Any = node.meta["val"]
@@ -249,9 +258,14 @@ def _items(step: StepGraph, given: Mapping[Node, torch.Tensor]) -> dict[Node, in
     return found
 
 
-def elements(node: Any) -> Iterator[Node]:
-    """What the elements of a tensor follow from, each from those in the same place."""
-    seen: set[Node] = set()
+def elements(node: Any, without: Collection[Node] = ()) -> Iterator[Node]:
+    """What the elements of a tensor follow from, each from those in the same place.
+
+    Args:
+        node: the tensor.
+        without: what is not looked at, nor what it follows from.
+    """
+    seen = set(without)
     queue = [node]
     while queue:
         one = queue.pop()

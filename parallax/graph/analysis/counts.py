@@ -233,7 +233,7 @@ class _Search:
         if self._by_rows and not symbols:
             return False
         masks = [mask for symbol in symbols for mask in self._masks[symbol]]
-        if not all(map(self._of_batch.is_count, masks)):
+        if not all(map(self._of_batch.is_data, masks)):
             return False
         right = self._of_batch.adds_up if adds_up else self._is_of_rows
         if not all(map(right, masks)):

@@ -252,7 +252,7 @@ class _Search:
         """Of a sum of quotients, ``(loss / count).sum()``."""
         source = term.args[0] if term.target is aten.sum.default else None
         for part, value, multiplies in _quotients(source) if isinstance(source, Node) else ():
-            if not isinstance(part, Node) or not self._found.is_count(value):
+            if not isinstance(part, Node) or not self._found.is_data(value):
                 continue
             if part in self._found.batch and (found := self._total(value, multiplies)):
                 return Divisor(
@@ -304,7 +304,7 @@ class _Search:
         if (found := self._total(value, multiplies)) is None:
             return None
         total, steps, _ = found
-        if total.target not in _SIZES_OF and not self._found.is_count(value):
+        if total.target not in _SIZES_OF and not self._found.is_data(value):
             return None
         is_mean = total.target is aten.mean.default
         factors = []

@@ -37,6 +37,7 @@ REDUCTIONS = {
 
 SIZES = {aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int}
 """What says nothing of the values of tensors."""
+_SHAPES = {*SIZES, aten.ones_like.default, aten.zeros_like.default, aten.full_like.default}
 _SUMS = {aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor}
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 _QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
@@ -104,14 +105,14 @@ def losses(graph: Graph) -> Iterator[tuple[Node, set[Node]]]:
 
 def made_of(losses: Iterable[Node]) -> set[Node]:
     """What losses follow from, with themselves; not what parameters do that were changed before,
-    by gradients of another loss."""
+    by gradients of another loss, nor what only gives a size."""
     found: set[Node] = set()
     queue = list(losses)
     while queue:
         node = queue.pop()
         if node not in found and node.target is not marks.GRADIENT:
             found.add(node)
-            queue += node.all_input_nodes
+            queue += () if node.target in _SHAPES else node.all_input_nodes
     return found
 
 

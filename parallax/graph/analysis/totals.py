@@ -34,14 +34,15 @@ class Batches:
         total: the steps of all workers send totals, since those of some need them: an empty batch
             does not tell.
         decide: Python of some worker's step decides by their values.
-        statistics: the steps of all workers send statistics, since those of some need them.
+        statistics: by message with statistics that the steps of all workers send, since those of
+            some need them, how many numbers of columns it has; -1 if none needs it.
     """
 
     by_rows: bool = True
     leave_out: bool = False
     total: bool = False
     decide: bool = False
-    statistics: bool = False
+    statistics: tuple[int, ...] = ()
 
 
 def totals(step: StepGraph, variables: Collection[str], batches: Batches) -> list[Divisor | Count]:

@@ -39,6 +39,26 @@ def ancestors(nodes: Iterable[Node]) -> set[Node]:
     return found
 
 
+def note_detached(node: Node) -> None:
+    """Remember of what uses a detached tensor that no gradient flows through this input."""
+    for user in node.users:
+        places = {place for place, one in enumerate(_inputs(user)) if one is node}
+        user.meta["detached"] = frozenset(places | user.meta.get("detached", set()))
+
+
+def with_gradient(node: Node) -> set[Node]:
+    """The inputs of a node which are not detached there."""
+    detached = node.meta.get("detached", ())
+    return {one for place, one in enumerate(_inputs(node)) if place not in detached}
+
+
+def _inputs(node: Node) -> list[Node]:
+    """Those of a node, as often and in the order in which it has them."""
+    found: list[Node] = []
+    map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
 def has_one_element(node: Any) -> bool:
     """Whether a node is a tensor that has one element for all batches."""
     value = node.meta.get("val") if isinstance(node, Node) else None

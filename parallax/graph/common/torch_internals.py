@@ -39,6 +39,7 @@ __all__ = [
     "FakeTensorMode",
     "GuardOnDataDependentSymNode",
     "ShapeEnv",
+    "autograd_mode",
     "evaluate",
     "expression",
     "fake_like",
@@ -59,6 +60,14 @@ __all__ = [
     "without_failures_in_log",
     "without_fused_rnn",
 ]
+
+
+def autograd_mode() -> str:
+    """What PyTorch's autograd does with an operation of now: it is part of a backward pass, is not
+    differentiated, or may be."""
+    if torch._C._current_graph_task_id() != -1:
+        return "backward"
+    return "on" if torch.is_grad_enabled() else "off"
 
 
 class _CaptureMode(FakeTensorMode):

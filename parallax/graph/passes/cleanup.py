@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 from torch.fx.graph import CodeGen
 
-from parallax.graph.common.operations import is_random, is_view
+from parallax.graph.common.operations import is_random, is_view, note_detached
 from parallax.graph.passes.assigned import settle_assigned
 from parallax.graph.passes.backwards import keep_marks_in_use
 from parallax.graph.passes.in_place import compute_anew
@@ -54,6 +54,8 @@ def _drop_no_ops(graph: torch.fx.Graph) -> None:
         if node.op != "call_function":
             continue
         if node.target in _SAME_VALUE:
+            if node.target is aten.detach.default:
+                note_detached(node)
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
     for node in reversed(list(graph.nodes)):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from parallax.ops.statistics import MOST, StatisticsSpec
+from parallax.ops.statistics import MOST, VARIANCES, StatisticsSpec
 from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
 
@@ -25,41 +25,66 @@ logger = logging.getLogger("parallax")
 
 
 class BatchStatistics:
-    """The runtime of one :class:`StatisticsSpec`: (N-1) · 512 bytes sent per worker and step.
+    """The runtime of one :class:`StatisticsSpec`: (N-1) · 512 bytes sent per worker and step, and
+    those of columns, whose number all workers know.
 
     Statistics of several workers are one where they have one key: a worker without it has left it
-    out, and adds nothing. Variances are put together by the parallel algorithm of Chan, Golub and
-    LeVeque (1979), so that large means cost no digits.
+    out, and adds nothing. Those of columns are where a worker has the same ones, all of them.
+    Variances are put together by the parallel algorithm of Chan, Golub and LeVeque (1979), so that
+    large means cost no digits.
     """
 
     def __init__(self, spec: StatisticsSpec, world: World) -> None:
         self.spec = spec
         self._world = world
-        self._travels = len(spec.keys) <= MOST
         world.open_group(GROUP)
         self._pending: Pending | None = None
         self._looks = _LOOKS
-        count = MOST if self._travels else len(spec.keys)
+        places = range(len(spec.keys))
+        self._single = [place for place in places if not spec.columns[place]]
+        self._several = [place for place in places if spec.columns[place]]
+        self._travels = len(self._single) <= MOST
+        count = MOST if self._travels else len(self._single)
         words = torch.zeros(4, count, dtype=torch.float64, device=world.device)
         words[0] = _ABSENT
-        words[0, : len(spec.keys)] = words.new_tensor(spec.keys)
+        kept = len(self._single)
+        words[0, :kept] = words.new_tensor([spec.keys[place] for place in self._single])
         self._words = words
-        self._gathered = torch.zeros(world.size, 4 * MOST, dtype=torch.float64, device=world.device)
-        self._nothing = words.new_full((4, MOST), 0.0)
-        self._nothing[0] = _ABSENT
+        self._columns = words.new_zeros(1 + spec.length if spec.length else 0)
+        self._columns[:1] = spec.layout
+        self._sent = words.new_zeros(4 * MOST + len(self._columns))
+        self._sent[:MOST] = _ABSENT
+        self._gathered = words.new_zeros(world.size, len(self._sent))
 
     def start(self, number: int, numbers: Sequence[Any]) -> None:
         """Send this worker's numbers."""
         if self._pending is not None:
             self._pending.wait()  # of a step that failed
-        kept = len(self.spec.keys)
-        if kept:
-            own = self._as_numbers(numbers).view(kept, 3).T
+        if kept := len(self._single):
+            own = self._as_numbers(self._of(numbers, self._single)).view(kept, 3).T
             self._words[1:, :kept] = torch.where(own[:1] > 0, own, 0.0)  # of nothing, no number
-        words = self._words if self._travels else self._nothing
+        if self._travels:
+            self._sent[: 4 * MOST] = self._words.view(-1)
+        if self._several:
+            told = list(self._told_of_columns(numbers))
+            self._columns[1 : 1 + sum(map(len, told))] = torch.cat(told)
+            self._sent[4 * MOST :] = self._columns
         self._pending = self._world.all_gather(
-            self._gathered, words.view(-1), "batch statistics", GROUP
+            self._gathered, self._sent, "batch statistics", GROUP
         )
+
+    def _told_of_columns(self, numbers: Sequence[Any]) -> Iterator[torch.Tensor]:
+        for place in self._several:
+            count, values, variances = numbers[3 * place : 3 * place + 3]
+            of_each = self._words.new_full((1,), float(count)) / self.spec.columns[place]
+            yield of_each
+            own = [values, variances] if self.spec.kinds[place] in VARIANCES else [values]
+            for one in own:
+                yield torch.where(of_each > 0, one.detach().reshape(-1).to(of_each), 0.0)
+
+    @staticmethod
+    def _of(numbers: Sequence[Any], places: Sequence[int]) -> list[Any]:
+        return [one for place in places for one in numbers[3 * place : 3 * place + 3]]
 
     def _as_numbers(self, values: Sequence[Any]) -> torch.Tensor:
         are_tensors = [isinstance(one, torch.Tensor) for one in values]
@@ -77,29 +102,40 @@ class BatchStatistics:
         assert self._pending is not None
         self._pending.wait()
         self._pending = None
-        kept = len(self.spec.keys)
-        own = self._words[:, :kept]
-        told = own.unsqueeze(0)
-        if self._travels:
-            told = self._gathered.view(-1, 4, MOST)
-        keys, counts, numbers, variances = told.unbind(1)
+        found: dict[int, torch.Tensor] = {}
+        own = self._words[:, : len(self._single)]
+        told = self._gathered[:, : 4 * MOST].view(-1, 4, MOST)
+        keys, *parts = (told if self._travels else own.unsqueeze(0)).unbind(1)
         same = keys.unsqueeze(2) == own[0]  # by worker, place in its message, and own statistic
-        self._tell(same)
+        by_worker = [torch.where(same, values.unsqueeze(2), 0.0).sum(1) for values in parts]
+        for number, place in enumerate(self._single):
+            found[place] = self._whole(place, *(values[:, number] for values in by_worker))
+        columns = self._gathered[:, 4 * MOST :]
+        alike = columns[:, :1] == self._columns[:1]
+        self._tell(same, alike)
+        start = 1
+        for place in self._several:
+            width = self.spec.columns[place]
+            several = self.spec.kinds[place] in VARIANCES
+            counts = torch.where(alike, columns[:, start : start + 1], 0.0)
+            start += 1
+            parts = [
+                columns[:, first : first + width]
+                for first in range(start, start + width * (1 + several), width)
+            ]
+            start += width * len(parts)
+            found[place] = self._whole(place, counts, parts[0], parts[-1])
+        return [found[place] for place in range(len(self.spec.keys))]
 
-        def of(values: torch.Tensor) -> torch.Tensor:
-            return torch.where(same, values.unsqueeze(2), 0.0).sum(1)
-
-        counts, numbers, variances = of(counts), of(numbers), of(variances)
-        return [self._whole(place, counts, numbers, variances) for place in range(kept)]
-
-    def _tell(self, same: torch.Tensor) -> None:
+    def _tell(self, same: torch.Tensor, alike: torch.Tensor) -> None:
         """Say it where workers leave out what is over all elements of their batches, too."""
         if self._looks == 0 or not any(self.spec.lines):
             return
         self._looks -= 1  # to look waits for a device
-        left_out = (~same.any(1)).any(0).tolist()
-        for line, is_left_out in zip(self.spec.lines, left_out, strict=True):
-            if line and is_left_out:
+        left_out = dict(zip(self._single, (~same.any(1)).any(0).tolist(), strict=True))
+        left_out.update(dict.fromkeys(self._several, not bool(alike.all())))
+        for place, line in enumerate(self.spec.lines):
+            if line and left_out[place]:
                 self._looks = 0
                 logger.warning(
                     "a mean over the whole batch is computed on some workers only, as the step's "
@@ -110,21 +146,20 @@ class BatchStatistics:
                 return
 
     def _whole(
-        self, place: int, counts: torch.Tensor, numbers: torch.Tensor, variances: torch.Tensor
+        self, place: int, count: torch.Tensor, number: torch.Tensor, variance: torch.Tensor
     ) -> torch.Tensor:
         """One of all batches, of what each worker tells."""
         kind, correction = self.spec.kinds[place], self.spec.corrections[place]
-        count, number, variance = counts[:, place], numbers[:, place], variances[:, place]
         if kind == "sum":
-            return number.sum()
+            return torch.where(count > 0, number, 0.0).sum(0)
         if kind in ("largest", "smallest"):
             least = -math.inf if kind == "largest" else math.inf
             known = torch.where(count > 0, number, least)
-            return known.amax() if kind == "largest" else known.amin()
-        whole = count.sum()
-        mean = (count * number).sum() / whole
+            return known.amax(0) if kind == "largest" else known.amin(0)
+        whole = count.sum(0)
+        mean = torch.where(count > 0, count * number, 0.0).sum(0) / whole
         if kind == "mean":
             return mean
-        found = (count * (variance + (number - mean).square())).sum()
+        found = (count * (variance + (number - mean).square())).sum(0)
         found = found / (whole - correction).clamp(min=0)
         return found.sqrt() if kind == "deviation" else found

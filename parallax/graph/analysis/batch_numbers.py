@@ -1,0 +1,317 @@
+"""Numbers of the batch in a captured step, which workers can put together of their own ones."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.analysis.batch_elements import BatchElements
+from parallax.graph.analysis.divided_by import SUMS, known_number
+from parallax.graph.analysis.how_many import expression, how_many
+from parallax.graph.common.aliases import memory_of
+from parallax.graph.common.operations import has_one_element, written_inputs
+from parallax.graph.common.sizes import same_shape
+from parallax.graph.step_graph import StepGraph
+from parallax.ops.statistics import MOST_COLUMNS, VARIANCES, Kind, told_of
+
+aten: Any = torch.ops.aten
+
+_KINDS: dict[Any, Kind] = {
+    aten.mean.default: "mean",
+    aten.mean.dim: "mean",
+    aten.var.correction: "variance",
+    aten.std.correction: "deviation",
+    aten.max.default: "largest",
+    aten.amax.default: "largest",
+    aten.min.default: "smallest",
+    aten.amin.default: "smallest",
+    **dict.fromkeys(SUMS, "sum"),
+}
+_OF_SEVERAL: dict[Any, tuple[Kind, ...]] = {
+    aten.var_mean.correction: ("variance", "mean"),
+    aten.std_mean.correction: ("deviation", "mean"),
+    aten.max.dim: ("largest",),
+    aten.min.dim: ("smallest",),
+}
+"""What gives several results, of which the first are such numbers."""
+_OTHERS = {
+    aten.linalg_vector_norm.default,
+    aten.median.default,
+    aten.prod.default,
+    aten.bincount.default,
+}
+"""Numbers of the whole batch that cannot be put together of those of its parts, or are not yet."""
+QUOTIENTS = {aten.div.Tensor, aten.div.Scalar, operator.truediv}
+DIFFERENCES = {aten.rsub.Scalar, aten.sub.Tensor, operator.sub}
+AS_THEY_ARE = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.neg.default,
+    aten.abs.default,
+    aten.expand.default,
+    aten._local_scalar_dense.default,
+    aten.scalar_tensor.default,
+    operator.neg,
+    torch.sym_float,
+}
+_TRANSPOSED = {aten.t.default, aten.transpose.int, aten.permute.default}
+_SHIFTS = {aten.sub.Tensor, aten.add.Tensor}
+
+
+@dataclass(eq=False, frozen=True)
+class Statistic:
+    """A number of the whole batch, or one of each column.
+
+    Args:
+        value: the number, as it is on this worker.
+        kind: what it is.
+        source: what it is of.
+        made: what computes it.
+        dims: of the source, over which.
+        shape: of the source's other dimensions: the columns. Of a number, nothing.
+        count: of how many elements, where that is not the size of ``source``.
+    """
+
+    value: Node
+    kind: Kind
+    source: Node
+    made: Node
+    dims: tuple[int, ...]
+    shape: tuple[int, ...]
+    count: Any = None
+
+    @property
+    def sources(self) -> list[Node]:
+        """Of what it is computed."""
+        is_product = self.made.target is aten.mm.default
+        return self.made.all_input_nodes if is_product else [self.source]
+
+    @property
+    def length(self) -> int:
+        """How many numbers are told of one for each column; zero if it is one alone."""
+        return told_of(self.kind, math.prod(self.shape)) if self.shape else 0
+
+    @property
+    def correction(self) -> float:
+        """Of a variance, what is taken from the number of elements."""
+        given: Any = self.made.kwargs.get("correction")
+        return 1.0 if given is None else float(given)
+
+    @property
+    def key(self) -> Any:
+        """What tells a number apart from others of a graph: sums are told by what is summed."""
+        own = self.value if self.count is not None or self.kind == "sum" else None
+        return self.kind, self.source, self.correction, self.dims, own
+
+
+class BatchNumbers:
+    """Those of a step.
+
+    Args:
+        step: as it was captured.
+        of_batch: what of it follows from the batch.
+        kept: inputs that the next call trains with, as the step changes them.
+    """
+
+    def __init__(
+        self, step: StepGraph, of_batch: BatchElements, kept: Collection[Node] = ()
+    ) -> None:
+        self._of_batch = of_batch
+        self._kept = kept
+        self._rows = [expression(one) for one in step.rows]
+        self._sizes = {
+            size
+            for item, node in zip(step.inputs, step.own_placeholders(), strict=True)
+            if item.kind == "state" and isinstance(node.meta.get("val"), torch.Tensor)
+            for size in node.meta["val"].shape
+            if size != 1
+        }
+        self.found: dict[Node, Statistic] = {}
+        """What can be put together, by its node."""
+        self.follows: set[Node] = set()
+        """These, and what follows from one without a gradient."""
+        self.alone: set[Node] = set()
+        """What follows from them, and from nothing else of the batch."""
+        self.others: set[Node] = set()
+        """What cannot be put together, and what follows from it."""
+        self.writes: list[tuple[Node, Node]] = []
+        """What follows from the numbers alone, and by what it is written to what is kept: that is
+        as on one device then, and does not follow from them."""
+        for node in step.graph.nodes:
+            if node.op == "call_function" and of_batch.is_data(node):
+                self._look_at(node)
+
+    def _look_at(self, node: Node) -> None:
+        inputs = node.all_input_nodes
+        written = {memory_of(one) for one in written_inputs(node)} & {*self._kept}
+        if written:
+            values = [one for one in inputs if one in self.follows]
+            if values and all(one in self.alone for one in values):
+                self.writes += [(value, node) for value in values]
+                return
+        if (one := self._statistic(node)) is not None:
+            self.found[node] = one
+            self.follows.add(node)
+            self.alone.add(node)
+        elif any(source in self.follows for source in inputs):
+            self.follows.add(node)
+            if all(one in self.alone or one not in self._of_batch.batch for one in inputs):
+                self.alone.add(node)
+        if (one is None and self._is_other(node)) or any(one in self.others for one in inputs):
+            self.others.add(node)
+
+    def _statistic(self, node: Node) -> Statistic | None:
+        kind, made = _KINDS.get(node.target), node
+        if node.target is operator.getitem:
+            made, place = node.args  # type: ignore[assignment]
+            kinds = _OF_SEVERAL.get(made.target, ())
+            kind = kinds[place] if isinstance(place, int) and place < len(kinds) else None
+        if kind is not None:
+            return self._reduction(node, kind, made)
+        if node.target is aten.mm.default:
+            return self._product(node)
+        arguments = node.args
+        if node.target in QUOTIENTS and isinstance(part := arguments[0], Node):
+            # A mean by hand.
+            if (summed := self._sum(part)) and self._is_size(arguments[1], summed):
+                return self._of_sum(node, "mean", summed, arguments[1])
+        elif node.target in DIFFERENCES and len(arguments) == 2 and not node.kwargs:
+            pair = arguments if node.target is aten.rsub.Scalar else arguments[::-1]
+            if (summed := self._sum(pair[0])) and self._is_size(pair[1], summed):
+                return self._of_sum(node, "sum", summed)
+        return None
+
+    def _reduction(self, node: Node, kind: Kind, made: Node) -> Statistic | None:
+        source: Any = made.args[0]
+        if source in self.alone or (reduced := reduced_dims(made)) is None:
+            return None
+        dims, shape = reduced
+        if shape and not self._are_columns(source, dims, shape):
+            return None
+        if not self._of_batch.adds_up(source, self.found):
+            return None
+        if kind in VARIANCES:
+            source = self._unshifted(source, bool(shape))
+        return Statistic(node, kind, source, made, dims, shape)
+
+    def _product(self, node: Node) -> Statistic | None:
+        """A sum over the rows of two tensors, of products of their columns."""
+        first, second = node.args
+        if not isinstance(first, Node) or first.target not in _TRANSPOSED:
+            return None
+        first = first.args[0]
+        if not isinstance(first, Node) or not isinstance(second, Node):
+            return None
+        shape = tuple(node.meta["val"].shape)
+        adds_up = all(
+            self._of_batch.is_data(one)
+            and one not in self.alone
+            and self._of_batch.adds_up(one, self.found)
+            for one in (first, second)
+        )
+        if not adds_up or not self._are_columns(second, (0,), shape):
+            return None
+        return Statistic(node, "sum", second, node, (0,), shape)
+
+    def _of_sum(
+        self, node: Node, kind: Kind, summed: Statistic, count: Any = None
+    ) -> Statistic | None:
+        value = node.meta.get("val")
+        size = math.prod(value.shape) if isinstance(value, torch.Tensor) else 1
+        if not isinstance(size, int) or size != math.prod(summed.shape):
+            return None
+        return Statistic(node, kind, summed.source, node, summed.dims, summed.shape, count)
+
+    def _are_columns(self, source: Node, dims: Collection[int], shape: Collection[Any]) -> bool:
+        """Whether what is not reduced are columns of the batch, as many as one number of a model:
+        where they lie along another dimension, those of one are none of these."""
+        if not all(isinstance(size, int) for size in shape) or math.prod(shape) > MOST_COLUMNS:
+            return False
+        return self._reduces_rows(source, dims, shape)
+
+    def _reduces_rows(self, source: Node, dims: Collection[int], shape: Collection[Any]) -> bool:
+        whole = source.meta["val"].shape
+        known = any(size in self._sizes for size in shape if isinstance(size, int))
+        return known and 0 in dims and self._of_batch.are_rows(whole[0])
+
+    def _is_other(self, node: Node) -> bool:
+        """Whether a node is a number of the batch, or of its columns, that is not found."""
+        if node.target in _OTHERS:
+            return not self._is_of_row(node)
+        made: Any = node.args[0] if node.target is operator.getitem else node
+        of_several = made is not node and made.target in _OF_SEVERAL
+        if node.target not in _KINDS and not of_several:
+            return False
+        source: Any = made.args[0]
+        if source in self.alone or (reduced := reduced_dims(made)) is None or not reduced[1]:
+            return False
+        return self._reduces_rows(source, *reduced) and self._of_batch.adds_up(source, self.found)
+
+    def _is_of_row(self, node: Node) -> bool:
+        """Whether a node reduces each row of the batch, or one alone."""
+        value = node.meta.get("val")
+        is_number = isinstance(value, torch.Tensor) and value.dim() == 0
+        is_whole = is_number or node.target is aten.bincount.default
+        return not is_whole or self._of_batch.is_of_item(node.args[0])
+
+    def _sum(self, node: Any) -> Statistic | None:
+        """The sum that a number is."""
+        while isinstance(node, Node) and node.target in AS_THEY_ARE - {aten.neg.default}:
+            node = node.args[0]
+        found = self.found.get(node) if isinstance(node, Node) else None
+        return found if found is not None and found.kind == "sum" else None
+
+    def _is_size(self, number: Any, summed: Statistic) -> bool:
+        """Whether a number is how many elements are summed, or how many rows."""
+        size = known_number(number)
+        if isinstance(size, float) and size.is_integer():
+            size = int(size)
+        if not isinstance(size, int | torch.SymInt):
+            return False
+        whole = how_many(summed.source) if not summed.shape else None
+        return expression(size) in (whole, *self._rows)
+
+    def _unshifted(self, source: Node, of_columns: bool) -> Node:
+        """What has the same variance as a tensor: before numbers were taken from it."""
+        while source.target in _SHIFTS and isinstance(whole := source.args[0], Node):
+            shift: Any = source.args[1]
+            # One element alone may be a batch of one row.
+            is_alike = not isinstance(shift, Node) or _is_number(shift)
+            if shift in self.alone:
+                is_alike = of_columns or has_one_element(shift)
+            if not is_alike or not _is_as_large(whole, source):
+                break
+            source = whole
+        return source
+
+
+def reduced_dims(made: Node) -> tuple[tuple[int, ...], tuple[Any, ...]] | None:
+    """Of a reduction, over which dimensions it is, and how large the others are; nothing if it is
+    of no tensor that has some."""
+    source: Any = made.args[0] if made.args else None
+    value = source.meta.get("val") if isinstance(source, Node) else None
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return None
+    given: Any = made.args[1] if len(made.args) > 1 else made.kwargs.get("dim")
+    several = given if isinstance(given, list | tuple) else [] if given is None else [given]
+    dims = tuple(sorted(one % value.dim() for one in several)) or tuple(range(value.dim()))
+    return dims, tuple(size for dim, size in enumerate(value.shape) if dim not in dims)
+
+
+def _is_number(node: Node) -> bool:
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or not value.dim()
+
+
+def _is_as_large(first: Node, second: Node) -> bool:
+    one, other = first.meta.get("val"), second.meta.get("val")
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    return same_shape(one.shape, other.shape)
