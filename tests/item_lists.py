@@ -14,7 +14,7 @@ from parallax.graph.objects.discovery import discover
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 
-WIDTH, CLASSES, ITEMS, STEPS = 4, 3, 2, 3
+WIDTH, CLASSES, STEPS = 4, 3, 3
 Item = tuple[torch.Tensor, torch.Tensor]
 """Points [points, width] and their classes."""
 
@@ -43,13 +43,14 @@ LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-def train(world: World, name: str, told_by: str, strategy: str) -> float:
+def train(world: World, name: str, told_by: str, items: int, strategy: str) -> float:
     """How far parameters are from those of one device, which has all workers' items in its lists.
 
     Args:
         name: of the loss of an item.
         told_by: what else tells that lists have items: a tensor with a row for each, or another
             list, whose tensors have another first size.
+        items: of each worker.
     """
     torch.manual_seed(1)
     made = torch.Generator().manual_seed(2)
@@ -61,7 +62,7 @@ def train(world: World, name: str, told_by: str, strategy: str) -> float:
         return x, torch.randint(CLASSES, (points,), generator=made)
 
     given = [
-        [[item(2 + 2 * worker + number) for number in range(ITEMS)] for worker in range(world.size)]
+        [[item(2 + 2 * worker + number) for number in range(items)] for worker in range(world.size)]
         for _ in range(STEPS)
     ]
 
@@ -81,8 +82,8 @@ def train(world: World, name: str, told_by: str, strategy: str) -> float:
 
         return step
 
-    def batch(items: Sequence[Item]) -> tuple[Sequence[torch.Tensor], ...]:
-        points, classes = zip(*items, strict=True)
+    def batch(parts: Sequence[Item]) -> tuple[Sequence[torch.Tensor], ...]:
+        points, classes = zip(*parts, strict=True)
         if told_by == "rows":
             return points, classes, torch.stack([x.mean() for x in points])
         return points, classes, [torch.ones(1 + len(x)).mean(0, True) for x in points]

@@ -45,7 +45,7 @@ class Inputs:
         drawn: random numbers.
         batch: flat.
         batch_spec: what it is.
-        parts: to which part of it each item belongs.
+        parts: to which part of it, and to which list in it, each item belongs.
     """
 
     leaves: Mapping[str, Leaf]
@@ -53,7 +53,7 @@ class Inputs:
     drawn: Sequence[Draw]
     batch: Sequence[Any]
     batch_spec: pytree.TreeSpec
-    parts: Sequence[str]
+    parts: Sequence[tuple[str, str]]
 
     @staticmethod
     def of(
@@ -102,7 +102,7 @@ class Inputs:
             *(GraphInput("outside", site.name, number=True) for site in self.free.outside),
             *(GraphInput("drawn", draw.name, number=True) for draw in self.drawn),
             *(
-                GraphInput("batch", batch_name(i), i, i in python, self.parts[i])
+                GraphInput("batch", batch_name(i), i, i in python, *self.parts[i])
                 for i in self.lifted
             ),
         )
@@ -194,19 +194,26 @@ def batch_name(index: int) -> str:
     return f"batch{index}"
 
 
-def _parts(given: Any, count: int) -> list[str]:
-    """Of a batch, to which part each item belongs."""
+def _parts(given: Any, count: int) -> list[tuple[str, str]]:
+    """Of a batch, to which part each item belongs, and to which list."""
     try:
         paths = [path for path, _ in pytree.tree_flatten_with_path(given)[0]]
     except ValueError:  # it has a class that does not tell
-        return [""] * count
+        return [("", "")] * count
     # Of all arguments, and those by name, which one; then keys.
-    return [
-        pytree.keystr(
-            (*path[:2], *(one for one in path[2:] if not isinstance(one, pytree.SequenceKey)))
-        )
+    parts = [
+        (*path[:2], *(one for one in path[2:] if not isinstance(one, pytree.SequenceKey)))
         for path in paths
     ]
+    return list(zip(map(pytree.keystr, parts), map(_list_of, paths), strict=True))
+
+
+def _list_of(path: tuple[Any, ...]) -> str:
+    """In which list an item of a batch is that lies there: the innermost one."""
+    for place in reversed(range(2, len(path))):
+        if isinstance(path[place], pytree.SequenceKey):
+            return f"{pytree.keystr(path[:place])}[]{pytree.keystr(path[place + 1 :])}"
+    return ""
 
 
 def _device(leaf: Leaf, devices: Mapping[str, torch.device]) -> torch.device:

@@ -233,15 +233,19 @@ def _items(step: StepGraph, given: Mapping[Node, torch.Tensor]) -> dict[Node, in
     tensor has rows, or of several such lists, where those of one place have no number of rows in
     common. Lists of micro-batches are none."""
     lists: dict[str, list[Node]] = collections.defaultdict(list)
+    is_list: set[str] = set()
     for node, item in zip(step.own_placeholders(), step.inputs, strict=True):
         if node in given:
-            lists[item.part].append(node)
+            name = item.listed or item.part
+            lists[name].append(node)
+            is_list.update([name] if item.listed else ())
     several = [
         nodes
-        for nodes in lists.values()
-        if len(nodes) > 1 and len({(given[one].dtype, given[one].dim()) for one in nodes}) == 1
+        for name, nodes in lists.items()
+        if (len(nodes) > 1 or name in is_list)
+        and len({(given[one].dtype, given[one].dim()) for one in nodes}) == 1
     ]
-    alone = [given[nodes[0]].shape[0] for nodes in lists.values() if len(nodes) == 1]
+    alone = [(nodes, given[nodes[0]].shape[0]) for nodes in lists.values() if len(nodes) == 1]
     found: dict[Node, int] = {}
     for nodes in several:
         others = [one for one in several if len(one) == len(nodes)]
@@ -252,7 +256,7 @@ def _items(step: StepGraph, given: Mapping[Node, torch.Tensor]) -> dict[Node, in
         )
         # Else each has the rows of the batch, which are as many by chance.
         of_rows = all(same_shape(given[one].shape[:1], (len(nodes),)) for one in nodes)
-        told = any(same_shape((size,), (len(nodes),)) for size in alone)
+        told = any(one != nodes and same_shape((size,), (len(nodes),)) for one, size in alone)
         if apart or (told and not of_rows):
             found.update((node, place) for place, node in enumerate(nodes))
     return found

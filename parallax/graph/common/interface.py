@@ -28,6 +28,9 @@ class GraphInput:
     part: str = ""
     """Of the batch, which: the argument, and keys of mappings in it. Places in lists, which may
     have several lengths, are no part of it."""
+    listed: str = ""
+    """Of the batch, in which list or tuple it is, or in the mappings of which one by which keys;
+    nothing if it is in none."""
 
 
 @dataclass(frozen=True)
