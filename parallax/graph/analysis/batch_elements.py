@@ -146,6 +146,7 @@ class BatchElements:
         return all(
             one.op == "placeholder"
             or one not in self.batch
+            or all(map(_is_size, one.all_input_nodes))  # as a range is
             or (one not in self._gradients and (_is_alike(one) or self.is_of_model(one)))
             for one in elements(node, numbers)
         )

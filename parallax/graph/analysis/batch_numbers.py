@@ -15,7 +15,7 @@ from parallax.graph.analysis.batch_elements import BatchElements
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.how_many import expression, how_many
 from parallax.graph.common.aliases import memory_of
-from parallax.graph.common.operations import has_one_element, written_inputs
+from parallax.graph.common.operations import has_one_element, is_view, written_inputs
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.statistics import MOST_COLUMNS, VARIANCES, Kind, told_of
@@ -160,11 +160,15 @@ class BatchNumbers:
             self.found[node] = one
             self.follows.add(node)
             self.alone.add(node)
-        elif any(source in self.follows for source in inputs):
-            self.follows.add(node)
-            if all(one in self.alone or one not in self._of_batch.batch for one in inputs):
-                self.alone.add(node)
-        if (one is None and self._is_other(node)) or any(one in self.others for one in inputs):
+        else:
+            taken = {takes_value(node, one) for one in inputs if one in self.follows}
+            if True in taken:
+                self.follows.add(node)
+                if all(one in self.alone or one not in self._of_batch.batch for one in inputs):
+                    self.alone.add(node)
+            if taken == {True, False} or self._is_other(node):
+                self.others.add(node)
+        if any(one in self.others and takes_value(node, one) for one in inputs):
             self.others.add(node)
 
     def _statistic(self, node: Node) -> Statistic | None:
@@ -290,6 +294,21 @@ class BatchNumbers:
                 break
             source = whole
         return source
+
+
+def takes_value(node: Node, number: Node) -> bool:
+    """Whether what a node computes follows from the value of an input, and not only its size, as
+    that of a slice does."""
+    if isinstance(number.meta.get("val"), torch.Tensor):
+        return True
+    if (
+        not isinstance(node.target, torch._ops.OpOverload)
+        or node.target is aten.scalar_tensor.default
+    ):
+        return True
+    if node.target is aten.full.default:
+        return number is node.args[1] and number not in node.args[0]  # type: ignore[operator]
+    return torch.Tag.pointwise in node.target.tags and not is_view(node)
 
 
 def reduced_dims(made: Node) -> tuple[tuple[int, ...], tuple[Any, ...]] | None:

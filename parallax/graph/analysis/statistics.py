@@ -22,6 +22,7 @@ from parallax.graph.analysis.batch_numbers import (
     QUOTIENTS,
     BatchNumbers,
     Statistic,
+    takes_value,
 )
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.divisors import Divisor
@@ -120,8 +121,7 @@ def statistics(
         for value in node.all_input_nodes:
             if value in known or value not in numbers.follows | numbers.others:
                 continue
-            is_size = not isinstance(value.meta.get("val"), torch.Tensor)
-            if is_size and (_is_view(node) or not _is_pointwise(node)):
+            if not takes_value(node, value):
                 continue
             if value not in numbers.others and degrees.of(value) == 0 and _takes(node, value):
                 uses.append((value, node))
