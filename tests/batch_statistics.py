@@ -83,6 +83,38 @@ def _without_gradient(
     return (_each(model(x), y) * labels).mean()
 
 
+def _overlap(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Dice's, of all pixels of a batch."""
+    scores = model(x).sigmoid()
+    return 1 - (2 * (scores * y).sum() + 1) / (scores.sum() + y.sum() + 1)
+
+
+def _overlap_of_columns(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """The same for each class, beside a mean."""
+    scores = model(x).softmax(-1)
+    both = (scores * y).sum(0)
+    whole = (scores + y).sum(0)
+    return (1 - (2 * both + 1e-3) / (whole + 1e-3)).mean() + 0.5 * _each(model(x), y).mean()
+
+
+def _focal(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Of the mean, as it is often written."""
+    loss = F.cross_entropy(model(x), y.argmax(-1))
+    return (1 - torch.exp(-loss)) ** 2 * loss
+
+
+def _correlation(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """By moments."""
+    scores = model(x)[:, 0]
+    mean, other = scores.mean(), v.mean()
+    both = (scores * v).mean() - mean * other
+    return 1 - both / ((scores * scores).mean() - mean * mean).sqrt() / v.std(correction=0)
+
+
 def _columns_on_two_lines(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
@@ -212,6 +244,17 @@ ALIKE: dict[str, Loss] = {
     "shares of columns": lambda m, x, y, v: (
         _each(m(x), y) * (1 + y.mean(0) / y.mean(0).sum()).softmax(0)
     ).mean(),
+    "root": lambda m, x, y, v: F.mse_loss(m(x), y).sqrt(),
+    "root by hand": lambda m, x, y, v: ((m(x) - y) ** 2).mean().sqrt() + F.l1_loss(m(x), y),
+    "overlap": _overlap,
+    "overlap of columns": _overlap_of_columns,
+    "focal": _focal,
+    "correlation": _correlation,
+    "quotient of sums": lambda m, x, y, v: (
+        (_each(m(x), y)[:, 0] * v.abs()).sum() / (m(x)[:, 1].square().sum() + v.abs().sum())
+    ),
+    "root of a part": lambda m, x, y, v: _each(m(x), y)[y > 0.5].mean().sqrt(),
+    "flooded": lambda m, x, y, v: (_each(m(x), y).mean() - 0.6).abs() + 0.6,
     "kept": _kept,
     "kept anew": _kept_anew,
     "codebook": _codebook,

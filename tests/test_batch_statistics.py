@@ -11,7 +11,14 @@ DIVISION = [(4, 4, 4), (6, 2, 3), (3, 5, 1), (5, 3, 2), (2, 7, 4)]
 ROUNDING = 1e-12
 BYTES = 512
 """Of a message."""
-ROUNDS = {"by hand": 2, "masked": 2, "without gradient": 2, "kept anew": 2, "of three rounds": 3}
+ROUNDS = {
+    "by hand": 2,
+    "masked": 2,
+    "without gradient": 2,
+    "kept anew": 2,
+    "of three rounds": 3,
+    "correlation": 2,
+}
 """Messages of a step, where there are several."""
 COLUMNS = {
     "columns": 8 * (1 + 5 + 9),
@@ -19,6 +26,7 @@ COLUMNS = {
     "extremes of columns": 8 * (1 + 5 + 4),
     "weights of columns": 8 * (1 + 4 + 4),
     "shares of columns": 8 * (1 + 4),
+    "overlap of columns": 8 * (1 + 4 + 4),
     "codebook": 8 * (1 + 4 + 13),
 }
 """Bytes of columns that they have."""

@@ -25,7 +25,7 @@ from parallax.graph.common.layouts import copy_before_views
 from parallax.graph.common.recording import Recording
 from parallax.graph.common.sizes import BatchSizes, Place, shapes_of
 from parallax.graph.common.torch_internals import (
-    autograd_mode,
+    autograd_notes,
     fake_mode,
     get_proxy_mode,
     swapped,
@@ -416,7 +416,7 @@ def _note_places(tracer: Any, recording: Recording) -> None:
             user_place=user_place(),
             user_calls=user_calls(),
             backward_pass=recording.last_pass,
-            autograd=autograd_mode(),
+            **autograd_notes(),
         )
         return node
 

@@ -31,7 +31,8 @@ class StatisticsSpec(MessageSpec):
     ``start(0, numbers)`` takes three of this worker's batch for each: of how many elements it is,
     the number, or of a variance and a deviation the mean; and of these the variance over all
     elements. The last two may be tensors, with a number for each column, and the first counts the
-    elements of all columns. ``finish(0)`` gives for each that of all batches.
+    elements of all columns. ``finish(0)`` gives for each that of all batches; then for each of how
+    many elements that is.
 
     Args:
         length: how many numbers of columns the message has, on all workers.

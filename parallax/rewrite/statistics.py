@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import logging
@@ -13,6 +14,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_numbers import Statistic
+from parallax.graph.analysis.coupled import Scaled
 from parallax.graph.analysis.statistics import Statistics
 from parallax.graph.analysis.totals import Batches, statistics_of
 from parallax.graph.common.aliases import memory_of
@@ -39,7 +41,7 @@ def over_all_batches(batches: Batches) -> Pass:
 def _over_all(batches: Batches, work: Rewriting) -> None:
     if work.workers == 1:
         return
-    wanted = statistics_of(work.step, work.analysis.variables)
+    wanted = statistics_of(work.step, work.analysis.variables, batches.by_rows)
     rounds: Sequence[Sequence[Statistic]] = wanted.rounds
     pairs = itertools.zip_longest(wanted.lengths, batches.statistics, fillvalue=-1)
     if any(own > agreed for own, agreed in pairs):
@@ -102,7 +104,13 @@ class _Exchanges:
             before = known_early(work, [one for one in numbers if isinstance(one, Node)], first)
         else:  # others may have some
             before, first = at_the_start(work)
-        resource = work.resource(_spec(work, used, length), "statistics")
+        scaled = [one for one in self._wanted.scaled if one.statistic in statistics]
+        spec = _spec(work, used, length)
+        if scaled:
+            rows = self._rows()
+            spec = _with_rows(spec)
+            numbers += [rows, rows, 0.0]
+        resource = work.resource(spec, "statistics")
         with work.graph.inserting_before(before):
             work.call(start, resource, 0, numbers)
         with work.graph.inserting_before(first):
@@ -110,7 +118,47 @@ class _Exchanges:
             for one in statistics:
                 number = work.item(found, used.index(firsts[one.key]))
                 self._known[one.value] = _as_it_was(work, one, number)
+            several = len(spec.kinds)
+            for each in scaled:
+                place = used.index(firsts[each.statistic.key])
+                all_rows = _number(work.item(found, several - 1))
+                share = add_call(work.graph, aten.div.Tensor, all_rows, rows)
+                if each.statistic.kind == "mean":  # of a part of each row, or of some rows
+                    whole = _number(work.item(found, several + place))
+                    own = add_call(work.graph, aten.mul.Tensor, share, numbers[3 * place])
+                    share = add_call(work.graph, aten.div.Tensor, own, whole)
+                # A worker with nothing that counts has no gradients to be scaled.
+                share = add_call(work.graph, aten.nan_to_num.default, share, 0.0, 0.0)
+                self._scale(each, share)
         self._copy(first)
+
+    def _rows(self) -> Any:
+        """How many rows this worker's batch has."""
+        step = self._work.step
+        given = next(
+            node
+            for node, item in zip(step.own_placeholders(), step.inputs, strict=True)
+            if item.kind == "batch"
+            and isinstance(value := node.meta.get("val"), torch.Tensor)
+            and value.dim()
+        )
+        size = given.meta["val"].shape[0]
+        if isinstance(size, int):
+            return size
+        with self._work.graph.inserting_after(given):
+            return add_call(self._work.graph, aten.sym_size.int, given, 0)
+
+    def _scale(self, scaled: Scaled, share: Node) -> None:
+        """Let gradients weigh as they do in those of the whole batch."""
+        graph = self._work.graph
+        by_kind: dict[torch.dtype, Node] = {}
+        for node, gradient in scaled.entries:
+            kind = gradient.meta["val"].dtype
+            if kind not in by_kind:
+                by_kind[kind] = add_call(graph, aten._to_copy.default, share, dtype=kind)
+            with graph.inserting_before(node):
+                product = add_call(graph, aten.mul.Tensor, gradient, by_kind[kind])
+            node.replace_input_with(gradient, product)
 
     def replace(self) -> None:
         """Let what uses numbers of this worker use those of all."""
@@ -201,6 +249,23 @@ def _as_it_was(work: Rewriting, one: Statistic, found: Node) -> Node:
     if value.dtype is torch.float64:
         return found
     return add_call(work.graph, aten._to_copy.default, found, dtype=value.dtype)
+
+
+def _number(found: Node) -> Node:
+    found.meta["val"] = torch.empty((), dtype=torch.float64)
+    return found
+
+
+def _with_rows(spec: StatisticsSpec) -> StatisticsSpec:
+    """With how many rows all batches have."""
+    return dataclasses.replace(
+        spec,
+        kinds=(*spec.kinds, "sum"),
+        columns=(*spec.columns, 0),
+        corrections=(*spec.corrections, 0.0),
+        keys=(*spec.keys, hash_of("rows") % KEYS),
+        lines=(*spec.lines, ""),
+    )
 
 
 def _is_of_some(one: Statistic) -> bool:

@@ -181,7 +181,7 @@ def agree_on_batches(
         bool(totals(step, variables, Batches(by_rows, plain))) for plain in (True, False)
     )
     decides = step.decides_by_batch
-    lengths = " ".join(map(str, statistics_of(step, variables).lengths))
+    lengths = " ".join(map(str, statistics_of(step, variables, by_rows).lengths))
     told = world.texts("batches", f"{leaves_out} {alike} {other} {decides} {lengths}")
     by_worker = [text.split() for text in told]
     by_kind = zip(*(words[:4] for words in by_worker), strict=True)
@@ -223,7 +223,7 @@ def tell_of_means(analysis: Analysis, config: Config, batches: Batches) -> None:
             "padding).sum() (%s)",
             where,
         )
-    elif left := statistics_of(step, variables).left:
+    elif left := statistics_of(step, variables, batches.by_rows).left:
         logger.warning(
             "the loss is computed with a sum or a mean over each worker's own batch, which on one "
             "device is over the whole batch, in a way that is not seen through (%s): let the loss "

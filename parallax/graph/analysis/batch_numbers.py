@@ -171,12 +171,18 @@ class BatchNumbers:
         if any(one in self.others and takes_value(node, one) for one in inputs):
             self.others.add(node)
 
+    def reduction_of(self, node: Node, kinds: Collection[Kind]) -> Statistic | None:
+        """The number that a node reduces the batch to, if it is one of these kinds."""
+        kind, made = _kind(node)
+        return self._reduction(node, kind, made) if kind is not None and kind in kinds else None
+
+    def mean_of_sum(self, node: Node, summed: Statistic) -> Statistic | None:
+        """The mean that a quotient is, of a sum and how many are summed."""
+        is_mean = self._is_size(node.args[1], summed)
+        return self._of_sum(node, "mean", summed, node.args[1]) if is_mean else None
+
     def _statistic(self, node: Node) -> Statistic | None:
-        kind, made = _KINDS.get(node.target), node
-        if node.target is operator.getitem:
-            made, place = node.args  # type: ignore[assignment]
-            kinds = _OF_SEVERAL.get(made.target, ())
-            kind = kinds[place] if isinstance(place, int) and place < len(kinds) else None
+        kind, made = _kind(node)
         if kind is not None:
             return self._reduction(node, kind, made)
         if node.target is aten.mm.default:
@@ -184,8 +190,8 @@ class BatchNumbers:
         arguments = node.args
         if node.target in QUOTIENTS and isinstance(part := arguments[0], Node):
             # A mean by hand.
-            if (summed := self._sum(part)) and self._is_size(arguments[1], summed):
-                return self._of_sum(node, "mean", summed, arguments[1])
+            if summed := self._sum(part):
+                return self.mean_of_sum(node, summed)
         elif node.target in DIFFERENCES and len(arguments) == 2 and not node.kwargs:
             pair = arguments if node.target is aten.rsub.Scalar else arguments[::-1]
             if (summed := self._sum(pair[0])) and self._is_size(pair[1], summed):
@@ -294,6 +300,16 @@ class BatchNumbers:
                 break
             source = whole
         return source
+
+
+def _kind(node: Node) -> tuple[Kind | None, Node]:
+    """What number of the batch a node may be, and what computes it."""
+    if node.target is not operator.getitem:
+        return _KINDS.get(node.target), node
+    made, place = node.args
+    kinds = _OF_SEVERAL.get(made.target, ())  # type: ignore[union-attr]
+    kind = kinds[place] if isinstance(place, int) and place < len(kinds) else None
+    return kind, made  # type: ignore[return-value]
 
 
 def takes_value(node: Node, number: Node) -> bool:

@@ -24,6 +24,7 @@ from parallax.graph.analysis.batch_numbers import (
     Statistic,
     takes_value,
 )
+from parallax.graph.analysis.coupled import Coupled, Scaled
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.divisors import Divisor
 from parallax.graph.analysis.loss_terms import REDUCTIONS, losses, made_of
@@ -66,6 +67,7 @@ class Statistics:
         follows: these, and what follows from one.
         uses: what is computed of them, and by what of the loss or the state it is used.
         left: what is used of others, which stay each worker's own.
+        scaled: those whose gradients need a factor.
         rounds: those that are needed, in the order of the graph. Those of one round follow from
             nothing that is computed with others of it, or of later ones. Of the first one are
             those that follow from the batch alone.
@@ -76,6 +78,7 @@ class Statistics:
     uses: tuple[tuple[Node, Node], ...]
     left: tuple[Node, ...]
     rounds: tuple[tuple[Statistic, ...], ...]
+    scaled: tuple[Scaled, ...] = ()
 
     def following(self, values: Collection[Node]) -> set[Node]:
         """What values are computed of, as far as it follows from a statistic, with these."""
@@ -89,7 +92,7 @@ class Statistics:
 
 
 def statistics(
-    step: StepGraph, of_batch: BatchElements, divided: Collection[Divisor]
+    step: StepGraph, of_batch: BatchElements, divided: Collection[Divisor], by_rows: bool = False
 ) -> Statistics:
     """The statistics of the batch that a step trains with.
 
@@ -97,6 +100,7 @@ def statistics(
         step: as it was captured.
         of_batch: what of it follows from the batch.
         divided: what losses are divided by, which is seen to otherwise.
+        by_rows: batches count by their rows in a mean.
     """
     marked = step.graph.find_nodes(op="call_function", target=marks.GRADIENT)
     # What has no part in gradients is a constant in a loss.
@@ -109,17 +113,24 @@ def statistics(
     ]
     kept = _kept(step, trained, new)
     numbers = BatchNumbers(step, of_batch, kept)
-    if not numbers.follows | numbers.others:
-        return Statistics({}, (), (), (), ())
+    relevant = trained | made_of([loss for loss, _ in losses(step.graph)])
+    coupled = Coupled(step, of_batch, numbers, relevant) if by_rows else None
+    if not numbers.follows | numbers.others and (coupled is None or not coupled.found):
+        return Statistics({}, (), (), tuple(coupled.left if coupled is not None else ()), ())
     degrees = _Degrees(step, of_batch, numbers)
     known = {one.value for one in divided}
-    relevant = trained | made_of([loss for loss, _ in losses(step.graph)])
-    uses, left = [*numbers.writes], []
+    uses, left = [*numbers.writes], list[Node]()
+    if coupled is not None:
+        uses += coupled.uses
+        left += coupled.left
+    used = set(uses)
     for node in step.graph.nodes:
         if node not in relevant or of_batch.is_data(node) or not of_batch.is_of_other(node):
             continue
         for value in node.all_input_nodes:
-            if value in known or value not in numbers.follows | numbers.others:
+            if value in known or (value, node) in used:
+                continue
+            if value not in numbers.follows and value not in numbers.others:
                 continue
             if not takes_value(node, value):
                 continue
@@ -131,8 +142,14 @@ def statistics(
     own = {item.name for node, item in _leaves(step) if node not in kept}
     output = step.graph.output_node()
     uses += [(v, output) for v, name in new if name not in own and v in numbers.alone]
-    rounds = _rounds(step, of_batch, numbers, [value for value, _ in uses])
-    return Statistics(numbers.found, numbers.follows, tuple(uses), tuple(left), rounds)
+    scaled: list[Scaled] = []
+    if coupled is not None:
+        numbers.found.update(coupled.found)
+        numbers.follows.update(coupled.found)
+        scaled = coupled.scaled
+    rounds = _rounds(step, of_batch, numbers, uses)
+    found, follows = numbers.found, numbers.follows
+    return Statistics(found, follows, tuple(uses), tuple(left), rounds, tuple(scaled))
 
 
 def _leaves(step: StepGraph) -> Iterator[tuple[Node, GraphInput]]:
@@ -182,10 +199,13 @@ def _needed(
 
 
 def _rounds(
-    step: StepGraph, of_batch: BatchElements, numbers: BatchNumbers, values: Collection[Node]
+    step: StepGraph,
+    of_batch: BatchElements,
+    numbers: BatchNumbers,
+    uses: Collection[tuple[Node, Node]],
 ) -> tuple[tuple[Statistic, ...], ...]:
-    """In which messages the statistics travel that values are computed of."""
-    needed = _needed(numbers.found, numbers.follows, values)
+    """In which messages the statistics travel that are used."""
+    needed = _needed(numbers.found, numbers.follows, [value for value, _ in uses])
     depth: dict[Node, int] = {}
     rounds: list[list[Statistic]] = []
     for node in step.graph.nodes:
@@ -200,7 +220,38 @@ def _rounds(
             rounds[before].append(one)
             before += 1
         depth[node] = before
+    # One message is enough if nothing uses those of the batch alone before the model's are known.
+    # Where workers' Python decides, they may be of other rounds on others.
+    if len(rounds) > 1 and rounds[0] and not step.decides_by_batch:
+        order = {node: place for place, node in enumerate(step.graph.nodes)}
+        last = max(order[one.value] for one in rounds[1])
+        ends = _ends([one.value for one in rounds[0]], needed, numbers.found, {*uses})
+        if min(map(order.__getitem__, ends)) > last:
+            rounds[:2] = [[], sorted(rounds[0] + rounds[1], key=lambda one: order[one.value])]
     return tuple(map(tuple, rounds))
+
+
+def _ends(
+    values: Collection[Node],
+    needed: Collection[Node],
+    found: Collection[Node],
+    uses: Collection[tuple[Node, Node]],
+) -> set[Node]:
+    """What uses numbers, or what is computed of them: a loss, or other numbers of the batch."""
+    ends: set[Node] = set()
+    seen: set[Node] = set()
+    queue = list(values)
+    while queue:
+        node = queue.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        for user in node.users:
+            if (node, user) in uses or (user in needed and user in found):
+                ends.add(user)
+            elif user in needed:
+                queue.append(user)
+    return ends
 
 
 class _Degrees:

@@ -62,10 +62,10 @@ def _totals(step: StepGraph, of_batch: BatchElements, batches: Batches) -> list[
     return [*sums, *counts(step, of_batch, batches.by_rows)]
 
 
-def statistics_of(step: StepGraph, variables: Collection[str]) -> Statistics:
+def statistics_of(step: StepGraph, variables: Collection[str], by_rows: bool) -> Statistics:
     """Numbers of the whole batch that losses are computed with, as :func:`totals`."""
     of_batch = BatchElements(step, _changing(step, variables))
-    return statistics(step, of_batch, divisors(step, of_batch))
+    return statistics(step, of_batch, divisors(step, of_batch), by_rows)
 
 
 def means_left_alone(
@@ -75,7 +75,8 @@ def means_left_alone(
     of_batch = BatchElements(step, _changing(step, variables))
     terms = {node for one in _totals(step, of_batch, batches) for node in one.terms}
     known = terms.union(*(node.all_input_nodes for node in terms))  # a sum of quotients
-    whole = statistics(step, of_batch, divisors(step, of_batch))  # which are of all batches
+    # Which are of all batches.
+    whole = statistics(step, of_batch, divisors(step, of_batch), batches.by_rows)
     known |= {node for _, node in whole.uses}
     known |= whole.following([value for value, _ in whole.uses])
     left = set(parts_of_others(step, of_batch, batches.leave_out))

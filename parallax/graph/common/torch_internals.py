@@ -39,7 +39,7 @@ __all__ = [
     "FakeTensorMode",
     "GuardOnDataDependentSymNode",
     "ShapeEnv",
-    "autograd_mode",
+    "autograd_notes",
     "evaluate",
     "expression",
     "fake_like",
@@ -62,12 +62,21 @@ __all__ = [
 ]
 
 
-def autograd_mode() -> str:
-    """What PyTorch's autograd does with an operation of now: it is part of a backward pass, is not
-    differentiated, or may be."""
+def autograd_notes() -> dict[str, Any]:
+    """What PyTorch's autograd does with an operation of now.
+
+    ``autograd`` says whether it is part of a backward pass, is not differentiated, or may be;
+    ``forward`` names an operation that may be, by its number; and ``backward_of`` that one, for
+    what is computed of its gradient, with what it is.
+    """
     if torch._C._current_graph_task_id() != -1:
-        return "backward"
-    return "on" if torch.is_grad_enabled() else "off"
+        made_by: Any = torch._C._current_autograd_node()
+        notes = {} if made_by is None else {"backward_of": (made_by._sequence_nr(), made_by.name())}
+        return {"autograd": "backward", **notes}
+    if not torch.is_grad_enabled():
+        return {"autograd": "off"}
+    number: int = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+    return {"autograd": "on", "forward": number}
 
 
 class _CaptureMode(FakeTensorMode):

@@ -103,6 +103,7 @@ class BatchStatistics:
         self._pending.wait()
         self._pending = None
         found: dict[int, torch.Tensor] = {}
+        wholes: dict[int, torch.Tensor] = {}
         own = self._words[:, : len(self._single)]
         told = self._gathered[:, : 4 * MOST].view(-1, 4, MOST)
         keys, *parts = (told if self._travels else own.unsqueeze(0)).unbind(1)
@@ -110,6 +111,7 @@ class BatchStatistics:
         by_worker = [torch.where(same, values.unsqueeze(2), 0.0).sum(1) for values in parts]
         for number, place in enumerate(self._single):
             found[place] = self._whole(place, *(values[:, number] for values in by_worker))
+            wholes[place] = by_worker[0][:, number].sum()
         columns = self._gathered[:, 4 * MOST :]
         alike = columns[:, :1] == self._columns[:1]
         self._tell(same, alike)
@@ -125,7 +127,9 @@ class BatchStatistics:
             ]
             start += width * len(parts)
             found[place] = self._whole(place, counts, parts[0], parts[-1])
-        return [found[place] for place in range(len(self.spec.keys))]
+            wholes[place] = counts.sum() * width
+        places = range(len(self.spec.keys))
+        return [of[place] for of in (found, wholes) for place in places]
 
     def _tell(self, same: torch.Tensor, alike: torch.Tensor) -> None:
         """Say it where workers leave out what is over all elements of their batches, too."""

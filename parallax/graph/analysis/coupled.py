@@ -1,0 +1,255 @@
+"""Losses that are no mean over the batch but follow from such: roots, quotients, products of means.
+
+Of ``mse.sqrt()``, of one minus Dice's quotient or of a correlation, the mean over workers is not
+that of the whole batch, nor are its gradients. They are, if every worker computes what follows from
+the means and sums with those of the whole batch, and what follows from them on the way back to the
+batch counts as much as the worker's own batch does in them.
+"""
+
+from __future__ import annotations
+
+import collections
+import operator
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.analysis.batch_elements import BatchElements
+from parallax.graph.analysis.batch_numbers import QUOTIENTS, BatchNumbers, Statistic
+from parallax.graph.analysis.divided_by import SUMS, known_number
+from parallax.graph.analysis.how_many import expression, how_many
+from parallax.graph.analysis.loss_terms import MEAN, NLL, REDUCTIONS, SIZES, SUM, losses, reduction
+from parallax.graph.common.operations import ancestors, is_view
+from parallax.graph.common.sizes import same_shape
+from parallax.graph.step_graph import StepGraph
+
+aten: Any = torch.ops.aten
+
+_LINEAR = {
+    aten.add.Tensor,
+    aten.add.Scalar,
+    aten.sub.Tensor,
+    aten.rsub.Scalar,
+    aten.neg.default,
+    aten.stack.default,
+    aten.cat.default,
+    aten.mean.default,
+    aten.mean.dim,
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.select.int,
+    operator.getitem,
+    *SUMS,
+}
+_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
+_SMALL = 2
+"""Constants up to it are not taken for sizes of the batch."""
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A number of the batch whose gradient is to be that of the whole batch.
+
+    Args:
+        statistic: the number.
+        entries: what computes gradients of the batch from that of the number, each with what it
+            takes for it.
+    """
+
+    statistic: Statistic
+    entries: tuple[tuple[Node, Node], ...]
+
+
+class Coupled:
+    """What of a step's losses follows from several means or sums of the batch, not as their sum.
+
+    Args:
+        step: as it was captured.
+        of_batch: what of it follows from the batch.
+        numbers: those that have no gradient.
+        relevant: what losses and gradients follow from.
+    """
+
+    def __init__(
+        self,
+        step: StepGraph,
+        of_batch: BatchElements,
+        numbers: BatchNumbers,
+        relevant: Collection[Node],
+    ) -> None:
+        self._of_batch = of_batch
+        self._numbers = numbers
+        self._rows = {expression(one) for one in step.rows}
+        self._known: dict[Node, Statistic] = {}
+        self._region: dict[Node, bool] = {}
+        """What follows from them alone, and whether as a sum of them."""
+        self._backward: dict[int, list[Node]] = collections.defaultdict(list)
+        self.found: dict[Node, Statistic] = {}
+        """The means and sums that have to be those of the whole batch, by their nodes."""
+        self.uses: list[tuple[Node, Node]] = []
+        """These, and numbers without gradients, and by what they are used."""
+        self.scaled: list[Scaled] = []
+        """Those of them whose gradients need a factor."""
+        self.left: list[Node] = []
+        """What would need other numbers as well."""
+        if len(self._rows) != 1:
+            return
+        for node in step.graph.nodes:
+            if (made_by := node.meta.get("backward_of")) is not None:
+                self._backward[made_by[0]].append(node)
+            elif self._is_forward(node):
+                self._look_at(node)
+        inner = {other for loss, _ in losses(step.graph) for other in ancestors([loss])}
+        bent = [node for node, is_sum in self._region.items() if not is_sum and node in inner]
+        if bent:
+            self._couple(bent, relevant)
+
+    def _is_forward(self, node: Node) -> bool:
+        is_made = node.op == "call_function" and node in self._of_batch.batch
+        is_trained = node.meta.get("autograd") == "on" and self._of_batch.is_of_other(node)
+        return is_made and is_trained and not self._of_batch.is_data(node)
+
+    def _look_at(self, node: Node) -> None:
+        if (one := self._statistic(node)) is not None:
+            self._known[node] = one
+            return
+        inside = [one for one in node.all_input_nodes if self._is_inside(one)]
+        others = [one for one in node.all_input_nodes if one not in inside]
+        batch = self._of_batch.batch
+        if inside and all(one in self._numbers.alone or one not in batch for one in others):
+            self._region[node] = self._is_sum(node, inside)
+
+    def _is_inside(self, node: Any) -> bool:
+        return node in self._known or node in self._region
+
+    def _is_sum(self, node: Node, inside: Collection[Node]) -> bool:
+        """Whether a number is a sum of means and sums, each times what has no gradient."""
+        if not all(self._region.get(one, True) for one in inside):
+            return False
+        first, *rest = node.args
+        if node.target in _LINEAR:
+            return True
+        if node.target in _PRODUCTS:
+            return sum(map(self._is_inside, node.args)) == 1
+        if node.target in QUOTIENTS:
+            return self._is_inside(first) and not self._is_inside(rest[0])
+        return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
+
+    def _statistic(self, node: Node) -> Statistic | None:
+        if (found := self._numbers.reduction_of(node, ("mean", "sum"))) is not None:
+            return found
+        made: Any = node.args[0] if node.target is operator.getitem else node
+        if made.target in REDUCTIONS:
+            return self._loss(node, made)
+        part: Any = node.args[0] if node.args else None
+        if node.target in QUOTIENTS and isinstance(part, Node):
+            summed = self._known.get(part)
+            if summed is not None and summed.kind == "sum":
+                return self._numbers.mean_of_sum(node, summed)
+        return None
+
+    def _loss(self, node: Node, made: Node) -> Statistic | None:
+        """Of a function of losses that gives one number."""
+        kind = {MEAN: "mean", SUM: "sum"}.get(reduction(made))
+        source: Any = made.args[1]
+        if kind is None or not all(map(self._adds_up, made.args[:2])):
+            return None
+        count = None
+        if made.target in NLL:
+            if node is made or node.args[1] != 0:
+                return None
+            weights = [one for one in made.users if one.args[1] == 1]
+            count = weights[0] if weights and kind == "mean" else None
+        elif not same_shape(source.meta["val"].shape, made.args[0].meta["val"].shape):  # type: ignore[union-attr]
+            return None
+        dims = tuple(range(source.meta["val"].dim()))
+        return Statistic(node, kind, source, made, dims, (), count)  # type: ignore[arg-type]
+
+    def _adds_up(self, node: Any) -> bool:
+        return isinstance(node, Node) and self._of_batch.adds_up(node, self._numbers.found)
+
+    def _couple(self, bent: Collection[Node], relevant: Collection[Node]) -> None:
+        region: set[Node] = set()
+        queue = list(bent)
+        while queue:
+            node = queue.pop()
+            if node in self._region and node not in region:
+                region.add(node)
+                queue += node.all_input_nodes
+            elif node in self._known:
+                self.found[node] = self._known[node]
+        scaled = [one for one in map(self._scaled, self.found.values()) if one is not None]
+        is_whole = all(one.entries for one in scaled)
+        if not is_whole or any(map(self._mixes, self.found)) or any(map(self._has_size, region)):
+            self.left = [min(bent, key=list(self._region).index)]
+            self.found = {}
+            return
+        self.scaled = scaled
+        self.uses = [
+            (value, user) for value in self.found for user in value.users if user in relevant
+        ]
+        backward = {one for node in region for one in self._group(node)}
+        for node in region | backward:
+            self.uses += [(one, node) for one in node.all_input_nodes if self._is_number(one)]
+
+    def _is_number(self, node: Node) -> bool:
+        return node in self._numbers.follows and node in self._numbers.alone
+
+    def _mixes(self, value: Node) -> bool:
+        """Whether a number of the batch is computed with rows of it as well."""
+        return any(self._is_forward(user) and not self._is_inside(user) for user in value.users)
+
+    def _has_size(self, node: Node) -> bool:
+        """Whether a number is computed with one that may be a size of this worker's batch."""
+        counts = {how_many(one.source) for one in self.found.values()} | self._rows
+        if node.target not in _PRODUCTS | QUOTIENTS | {aten.add.Tensor, aten.sub.Tensor}:
+            return False
+        for one in node.args:
+            if isinstance(one, Node) and not isinstance(one.meta.get("val"), torch.Tensor):
+                of_sizes = [size for size in ancestors([one]) if size.target in SIZES]
+                if of_sizes:
+                    return True
+            number = known_number(one)
+            if isinstance(number, float) and number.is_integer():
+                number = int(number)
+            if isinstance(number, int) and abs(number) > _SMALL and abs(number) in counts:
+                return True
+        return False
+
+    def _scaled(self, one: Statistic) -> Scaled | None:
+        """A number whose gradient of this worker's batch does not weigh as much as its batch."""
+        rows = one.source.meta["val"].shape
+        by_rows = self._of_batch.are_rows(rows[0]) and all(isinstance(n, int) for n in rows[1:])
+        if one.kind == "mean" and one.count is None and by_rows:
+            return None
+        of_sum: Any = one.made.args[0] if one.made.target in QUOTIENTS else one.made
+        group = set(self._group(of_sum))
+        entries = [
+            (node, given)
+            for node in group
+            for given in node.all_input_nodes
+            if given not in group and self._is_gradient_of(given, of_sum)
+        ]
+        return Scaled(one, tuple(entries))
+
+    def _group(self, node: Node) -> list[Node]:
+        """The backward pass of an operation."""
+        schema = getattr(node.target, "_schema", None)
+        if schema is None:
+            return []
+        name = schema.name.split("::")[-1].removesuffix("_forward").replace("_", "")
+        found = self._backward.get(node.meta.get("forward", -1), [])
+        # What is not differentiated has the number of an operation before it.
+        return [one for one in found if one.meta["backward_of"][1].lower().startswith(name)]
+
+    @staticmethod
+    def _is_gradient_of(given: Node, made: Node) -> bool:
+        if given.meta.get("autograd") != "backward" and given.target is not aten.ones_like.default:
+            return False
+        value: Any = made.meta["val"]
+        value = value[0] if isinstance(value, tuple | list) else value
+        gradient = given.meta.get("val")
+        return isinstance(gradient, torch.Tensor) and same_shape(gradient.shape, value.shape)
