@@ -254,6 +254,9 @@ ALIKE: dict[str, Loss] = {
         (_each(m(x), y)[:, 0] * v.abs()).sum() / (m(x)[:, 1].square().sum() + v.abs().sum())
     ),
     "root of a part": lambda m, x, y, v: _each(m(x), y)[y > 0.5].mean().sqrt(),
+    "square of a part": lambda m, x, y, v: F.cross_entropy(
+        m(x), torch.where(v > -0.5, y.argmax(-1), -100)
+    ).square(),
     "flooded": lambda m, x, y, v: (_each(m(x), y).mean() - 0.6).abs() + 0.6,
     "kept": _kept,
     "kept anew": _kept_anew,

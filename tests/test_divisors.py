@@ -61,9 +61,7 @@ def test_means_with_learned_weights(pool: Pool, name: str) -> None:
 
 
 LEFT_ALONE = (
-    "a part of a mean",
     "another division",
-    "a part of another",
     "no sum above",
     "a mean of other things",
     "classes that are there",
