@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.analysis.batch_numbers import Statistic
+from parallax.graph.analysis.batch_numbers import ROWS, Statistic
 from parallax.graph.analysis.coupled import Scaled
 from parallax.graph.analysis.statistics import Statistics
 from parallax.graph.analysis.totals import Batches, statistics_of
@@ -55,7 +55,6 @@ def _over_all(batches: Batches, work: Rewriting) -> None:
     for number, length in enumerate(batches.statistics):
         if length >= 0:
             exchanges.add(rounds[number] if number < len(rounds) else (), length)
-    exchanges.replace()
 
 
 class _Exchanges:
@@ -78,6 +77,10 @@ class _Exchanges:
             self._origins[node].update(
                 *(self._origins.get(one, ()) for one in node.all_input_nodes)
             )
+        self._uses = list(dict.fromkeys(wanted.uses))
+        """Which are to be replaced."""
+        self._moved: dict[tuple[Node, Node], Node] = {}
+        """By what a number is used now, and what used it."""
         self._known: dict[Node, Node] = {}
         """In place of this worker's own: what follows from the statistics of all."""
 
@@ -131,6 +134,7 @@ class _Exchanges:
                 share = add_call(work.graph, aten.nan_to_num.default, share, 0.0, 0.0)
                 self._scale(each, share)
         self._copy(first)
+        self._replace()
 
     def _rows(self) -> Any:
         """How many rows this worker's batch has."""
@@ -159,12 +163,14 @@ class _Exchanges:
             with graph.inserting_before(node):
                 product = add_call(graph, aten.mul.Tensor, gradient, by_kind[kind])
             node.replace_input_with(gradient, product)
+            self._moved[gradient, node] = product
 
-    def replace(self) -> None:
-        """Let what uses numbers of this worker use those of all."""
-        for value, node in self._wanted.uses:
+    def _replace(self) -> None:
+        """Let what uses numbers of this worker use those of all, as far as they are known."""
+        for value, node in list(self._uses):
             if (known := self._known.get(value)) is not None:
-                node.replace_input_with(value, known)
+                self._moved.get((value, node), node).replace_input_with(value, known)
+                self._uses.remove((value, node))
 
     def _first(self, statistics: Sequence[Statistic]) -> Node:
         """What is the first to need some: what uses them, a number of a later round, or what
@@ -201,7 +207,7 @@ class _Exchanges:
         graph = self._work.graph
         source = self._in_place_of(one.source)
         with graph.inserting_after(one.value):
-            count = one.count
+            count = self._rows() if one.count == ROWS else one.count
             if count is None:
                 size = one.source.meta["val"].numel()
                 if isinstance(size, int):
@@ -213,7 +219,7 @@ class _Exchanges:
                 mean = add_call(graph, aten.mean.dim, source, dims)
                 variance = add_call(graph, aten.var.correction, source, dims, correction=0)
                 return [count, mean, variance]
-            is_new = any(source in self._known for source in one.sources)
+            is_new = not one.is_gradient and any(source in self._known for source in one.sources)
             return [count, self._again(one) if is_new else one.value, 0.0]
 
     def _again(self, one: Statistic) -> Node:

@@ -62,6 +62,8 @@ AS_THEY_ARE = {
     torch.sym_float,
 }
 _TRANSPOSED = {aten.t.default, aten.transpose.int, aten.permute.default}
+ROWS = "rows"
+"""In the place of a count: as many as the batch has rows."""
 _SHIFTS = {aten.sub.Tensor, aten.add.Tensor}
 
 
@@ -77,6 +79,7 @@ class Statistic:
         dims: of the source, over which.
         shape: of the source's other dimensions: the columns. Of a number, nothing.
         count: of how many elements, where that is not the size of ``source``.
+        is_gradient: it is that of another one, of which workers have parts.
     """
 
     value: Node
@@ -86,12 +89,13 @@ class Statistic:
     dims: tuple[int, ...]
     shape: tuple[int, ...]
     count: Any = None
+    is_gradient: bool = False
 
     @property
     def sources(self) -> list[Node]:
         """Of what it is computed."""
-        is_product = self.made.target is aten.mm.default
-        return self.made.all_input_nodes if is_product else [self.source]
+        of_all = self.is_gradient or self.made.target is aten.mm.default
+        return self.made.all_input_nodes if of_all else [self.source]
 
     @property
     def length(self) -> int:
@@ -171,10 +175,20 @@ class BatchNumbers:
         if any(one in self.others and takes_value(node, one) for one in inputs):
             self.others.add(node)
 
-    def reduction_of(self, node: Node, kinds: Collection[Kind]) -> Statistic | None:
-        """The number that a node reduces the batch to, if it is one of these kinds."""
+    def reduction_of(
+        self, node: Node, kinds: Collection[Kind], numbers: Collection[Node]
+    ) -> Statistic | None:
+        """The number that a node reduces the batch to, if it is one of these kinds.
+
+        Args:
+            node: it.
+            kinds: those looked for.
+            numbers: other numbers of the batch that it may be computed with.
+        """
         kind, made = _kind(node)
-        return self._reduction(node, kind, made) if kind is not None and kind in kinds else None
+        if kind is None or kind not in kinds:
+            return None
+        return self._reduction(node, kind, made, numbers)
 
     def mean_of_sum(self, node: Node, summed: Statistic) -> Statistic | None:
         """The mean that a quotient is, of a sum and how many are summed."""
@@ -198,14 +212,17 @@ class BatchNumbers:
                 return self._of_sum(node, "sum", summed)
         return None
 
-    def _reduction(self, node: Node, kind: Kind, made: Node) -> Statistic | None:
+    def _reduction(
+        self, node: Node, kind: Kind, made: Node, numbers: Collection[Node] = ()
+    ) -> Statistic | None:
         source: Any = made.args[0]
         if source in self.alone or (reduced := reduced_dims(made)) is None:
             return None
         dims, shape = reduced
-        if shape and not self._are_columns(source, dims, shape):
+        # Of several dimensions one may be that of rows, where another one lies first.
+        if shape and (len(shape) > 1 or not self._are_columns(source, dims, shape)):
             return None
-        if not self._of_batch.adds_up(source, self.found):
+        if not self._of_batch.adds_up(source, {*self.found, *numbers}):
             return None
         if kind in VARIANCES:
             source = self._unshifted(source, bool(shape))

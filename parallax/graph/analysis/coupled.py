@@ -3,14 +3,16 @@
 Of ``mse.sqrt()``, of one minus Dice's quotient or of a correlation, the mean over workers is not
 that of the whole batch, nor are its gradients. They are, if every worker computes what follows from
 the means and sums with those of the whole batch, and what follows from them on the way back to the
-batch counts as much as the worker's own batch does in them.
+batch counts as much as the worker's own batch does in them. Where rows are computed with a mean, as
+``x - x.mean()``, its gradient is a sum over rows, and has to be that of all workers' rows.
 """
 
 from __future__ import annotations
 
 import collections
+import math
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_elements import BatchElements
-from parallax.graph.analysis.batch_numbers import QUOTIENTS, BatchNumbers, Statistic
+from parallax.graph.analysis.batch_numbers import QUOTIENTS, ROWS, BatchNumbers, Statistic
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.how_many import expression, how_many
 from parallax.graph.analysis.loss_terms import MEAN, NLL, REDUCTIONS, SIZES, SUM, losses, reduction
@@ -45,6 +47,8 @@ _LINEAR = {
     *SUMS,
 }
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
+_MOST_MEANS = 8
+"""That rows are computed with. A step has two messages for each that waits for another one."""
 _SMALL = 2
 """Constants up to it are not taken for sizes of the batch."""
 
@@ -104,8 +108,14 @@ class Coupled:
                 self._look_at(node)
         inner = {other for loss, _ in losses(step.graph) for other in ancestors([loss])}
         bent = [node for node, is_sum in self._region.items() if not is_sum and node in inner]
-        if bent:
-            self._couple(bent, relevant)
+        mixed = [
+            node
+            for node in [*self._known, *self._region]
+            if node in inner and any(self._mixes(user) for user in node.users if user in inner)
+        ]
+        if bent or mixed:
+            order = {node: place for place, node in enumerate(step.graph.nodes)}
+            self._couple(sorted({*bent, *mixed}, key=order.__getitem__), mixed, relevant)
 
     def _is_forward(self, node: Node) -> bool:
         is_made = node.op == "call_function" and node in self._of_batch.batch
@@ -139,7 +149,8 @@ class Coupled:
         return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
 
     def _statistic(self, node: Node) -> Statistic | None:
-        if (found := self._numbers.reduction_of(node, ("mean", "sum"))) is not None:
+        found = self._numbers.reduction_of(node, ("mean", "sum"), self._known)
+        if found is not None:
             return found
         made: Any = node.args[0] if node.target is operator.getitem else node
         if made.target in REDUCTIONS:
@@ -169,42 +180,58 @@ class Coupled:
         return Statistic(node, kind, source, made, dims, (), count)  # type: ignore[arg-type]
 
     def _adds_up(self, node: Any) -> bool:
-        return isinstance(node, Node) and self._of_batch.adds_up(node, self._numbers.found)
+        numbers = {*self._numbers.found, *self._known}
+        return isinstance(node, Node) and self._of_batch.adds_up(node, numbers)
 
-    def _couple(self, bent: Collection[Node], relevant: Collection[Node]) -> None:
+    def _couple(
+        self, ends: Sequence[Node], mixed: Sequence[Node], relevant: Collection[Node]
+    ) -> None:
+        region, found = self._behind(ends)
+        by_rows = self._behind(mixed)[1]
+        scaled = [one for one in map(self._scaled, found.values()) if one is not None]
+        gradients = [self._gradient(found[node]) for node in by_rows]
+        is_whole = all(one.entries for one in scaled) and None not in gradients
+        # A sum is one of rows alone: what it is divided by may be a number of them.
+        is_known = all(found[node].kind == "mean" for node in by_rows)
+        sizes = {how_many(one.source) for one in found.values()} | self._rows
+        if len(by_rows) > _MOST_MEANS or any(self._has_size(node, sizes) for node in region):
+            is_known = False
+        if not is_whole or not is_known:
+            self.left = [ends[0]]
+            return
+        self.found = found
+        self.scaled = scaled
+        self.uses = [(value, user) for value in found for user in value.users if user in relevant]
+        backward = {one for node in region for one in self._group(node)}
+        for node in region | backward:
+            self.uses += [(one, node) for one in node.all_input_nodes if self._is_number(one)]
+        for gradient in filter(None, gradients):
+            self.found[gradient.statistic.value] = gradient.statistic
+            self.uses += [(given, node) for node, given in gradient.entries]
+
+    def _behind(self, ends: Collection[Node]) -> tuple[set[Node], dict[Node, Statistic]]:
+        """What some numbers follow from, down to means and sums of the batch."""
         region: set[Node] = set()
-        queue = list(bent)
+        found: dict[Node, Statistic] = {}
+        queue = list(ends)
         while queue:
             node = queue.pop()
             if node in self._region and node not in region:
                 region.add(node)
                 queue += node.all_input_nodes
             elif node in self._known:
-                self.found[node] = self._known[node]
-        scaled = [one for one in map(self._scaled, self.found.values()) if one is not None]
-        is_whole = all(one.entries for one in scaled)
-        if not is_whole or any(map(self._mixes, self.found)) or any(map(self._has_size, region)):
-            self.left = [min(bent, key=list(self._region).index)]
-            self.found = {}
-            return
-        self.scaled = scaled
-        self.uses = [
-            (value, user) for value in self.found for user in value.users if user in relevant
-        ]
-        backward = {one for node in region for one in self._group(node)}
-        for node in region | backward:
-            self.uses += [(one, node) for one in node.all_input_nodes if self._is_number(one)]
+                found[node] = self._known[node]
+        return region, found
 
     def _is_number(self, node: Node) -> bool:
         return node in self._numbers.follows and node in self._numbers.alone
 
-    def _mixes(self, value: Node) -> bool:
-        """Whether a number of the batch is computed with rows of it as well."""
-        return any(self._is_forward(user) and not self._is_inside(user) for user in value.users)
+    def _mixes(self, user: Node) -> bool:
+        """Whether what uses a number of the batch computes rows with it."""
+        return self._is_forward(user) and not self._is_inside(user)
 
-    def _has_size(self, node: Node) -> bool:
+    def _has_size(self, node: Node, sizes: Collection[Any]) -> bool:
         """Whether a number is computed with one that may be a size of this worker's batch."""
-        counts = {how_many(one.source) for one in self.found.values()} | self._rows
         if node.target not in _PRODUCTS | QUOTIENTS | {aten.add.Tensor, aten.sub.Tensor}:
             return False
         for one in node.args:
@@ -213,10 +240,12 @@ class Coupled:
                 if of_sizes:
                     return True
             number = known_number(one)
-            if isinstance(number, float) and number.is_integer():
-                number = int(number)
-            if isinstance(number, int) and abs(number) > _SMALL and abs(number) in counts:
-                return True
+            if not isinstance(number, int | float) or not number:
+                continue
+            for value in (abs(number), 1 / abs(number)):
+                whole = round(value)
+                if math.isclose(value, whole) and whole > _SMALL and whole in sizes:
+                    return True
         return False
 
     def _scaled(self, one: Statistic) -> Scaled | None:
@@ -225,15 +254,29 @@ class Coupled:
         by_rows = self._of_batch.are_rows(rows[0]) and all(isinstance(n, int) for n in rows[1:])
         if one.kind == "mean" and one.count is None and by_rows:
             return None
-        of_sum: Any = one.made.args[0] if one.made.target in QUOTIENTS else one.made
+        return Scaled(one, tuple(self._entries(one)))
+
+    def _gradient(self, one: Statistic) -> Scaled | None:
+        """The gradient of a number, as one of all workers."""
+        entries = self._entries(one)
+        values = {given for _, given in entries}
+        if len(values) != 1:
+            return None
+        (value,) = values
+        whole = Statistic(value, "mean", value, value, one.dims, one.shape, ROWS, True)
+        return Scaled(whole, tuple(entries))
+
+    def _entries(self, one: Statistic) -> list[tuple[Node, Node]]:
+        """What computes gradients of the batch from that of a number, each with that."""
+        is_quotient = one.made.target in QUOTIENTS
+        of_sum: Any = one.made.args[0] if is_quotient else one.made
         group = set(self._group(of_sum))
-        entries = [
+        return [
             (node, given)
             for node in group
             for given in node.all_input_nodes
             if given not in group and self._is_gradient_of(given, of_sum)
         ]
-        return Scaled(one, tuple(entries))
 
     def _group(self, node: Node) -> list[Node]:
         """The backward pass of an operation."""
