@@ -115,6 +115,58 @@ def _correlation(
     return 1 - both / ((scores * scores).mean() - mean * mean).sqrt() / v.std(correction=0)
 
 
+def _centred(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Rows are computed with a mean that has a gradient."""
+    scores = model(x - 100)[:, 0]
+    scores = scores - scores.mean()
+    return (scores - v).square().mean() + scores.abs().mean()
+
+
+def _centred_by_a_part(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    scores = model(x - 100)[:, 0]
+    scores = scores - scores[v > -0.5].mean()
+    return (scores - v).square().mean()
+
+
+def _correlation_of_rows(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    scores = model(x - 100)[:, 0]
+    scores, v = scores - scores.mean(), v - v.mean()
+    return 1 - (scores * v).sum() / (scores.square().sum().sqrt() * v.square().sum().sqrt())
+
+
+def _spread_of_columns(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """As VICReg has it."""
+    scores = model(x - 100)
+    spread = (scores.var(0) + 1e-4).sqrt()
+    scores = scores - scores.mean(0)
+    return F.relu(1 - spread).mean() + F.mse_loss(scores, y)
+
+
+def _standardised(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    scores = model(x - 100)[:, 0]
+    scores = (scores - scores.mean()) / (scores.std() + 1e-5)
+    return F.smooth_l1_loss(scores, v) + _each(model(x - 100), y).mean()
+
+
+def _concordance(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """Lin's coefficient."""
+    scores = model(x - 100)[:, 0]
+    mean, other = scores.mean(), v.mean()
+    both = ((scores - mean) * (v - other)).mean()
+    spread = scores.var(unbiased=False) + v.var(unbiased=False)
+    return 1 - 2 * both / (spread + (mean - other) ** 2)
+
+
 def _columns_on_two_lines(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
 ) -> torch.Tensor:
@@ -258,6 +310,12 @@ ALIKE: dict[str, Loss] = {
         m(x), torch.where(v > -0.5, y.argmax(-1), -100)
     ).square(),
     "flooded": lambda m, x, y, v: (_each(m(x), y).mean() - 0.6).abs() + 0.6,
+    "centred": _centred,
+    "centred by a part": _centred_by_a_part,
+    "correlation of rows": _correlation_of_rows,
+    "spread of columns": _spread_of_columns,
+    "standardised": _standardised,
+    "concordance": _concordance,
     "kept": _kept,
     "kept anew": _kept_anew,
     "codebook": _codebook,

@@ -18,6 +18,12 @@ ROUNDS = {
     "kept anew": 2,
     "of three rounds": 3,
     "correlation": 2,
+    "centred": 2,
+    "centred by a part": 2,
+    "correlation of rows": 4,
+    "spread of columns": 2,
+    "standardised": 2,
+    "concordance": 4,
 }
 """Messages of a step, where there are several."""
 COLUMNS = {
@@ -26,6 +32,7 @@ COLUMNS = {
     "extremes of columns": 8 * (1 + 5 + 4),
     "weights of columns": 8 * (1 + 4 + 4),
     "shares of columns": 8 * (1 + 4),
+    "spread of columns": 8 * (2 + 7 + 4 + 4),
     "overlap of columns": 8 * (1 + 4 + 4),
     "codebook": 8 * (1 + 4 + 13),
 }

@@ -32,7 +32,7 @@ class StatisticsSpec(MessageSpec):
     the number, or of a variance and a deviation the mean; and of these the variance over all
     elements. The last two may be tensors, with a number for each column, and the first counts the
     elements of all columns. ``finish(0)`` gives for each that of all batches; then for each of how
-    many elements that is.
+    many elements that is, of all columns; and then for each, of variances and deviations, the mean.
 
     Args:
         length: how many numbers of columns the message has, on all workers.

@@ -132,7 +132,12 @@ class _Exchanges:
                     share = add_call(work.graph, aten.div.Tensor, own, whole)
                 # A worker with nothing that counts has no gradients to be scaled.
                 share = add_call(work.graph, aten.nan_to_num.default, share, 0.0, 0.0)
-                self._scale(each, share)
+                if each.output is None:
+                    self._scale(each, share)
+                else:
+                    of_mean = work.item(found, 2 * several + place)
+                    of_all = _number(work.item(found, several + place))
+                    self._differentiate(each, each.output, share, of_mean, of_all)
         self._copy(first)
         self._replace()
 
@@ -165,6 +170,50 @@ class _Exchanges:
             node.replace_input_with(gradient, product)
             self._moved[gradient, node] = product
 
+    def _differentiate(
+        self, scaled: Scaled, output: Node, share: Node, mean: Node, count: Node
+    ) -> None:
+        """Let the gradient of what a variance is of be that in the whole batch.
+
+        Args:
+            scaled: of the variance.
+            output: its gradient.
+            share: of how many times this worker's rows all of them are.
+            mean: of all batches, by column.
+            count: how many elements they have, of all columns.
+        """
+        graph, one = self._work.graph, scaled.statistic
+        example = one.source.meta["val"]
+        columns = math.prod(one.shape)
+        mean.meta["val"] = example.new_empty((columns,) if one.shape else (), dtype=torch.float64)
+        shape = [1 if dim in one.dims else size for dim, size in enumerate(example.shape)]
+
+        def along_rows(node: Node) -> Node:
+            if one.shape:
+                node = add_call(graph, aten.view.default, node, shape)
+            return add_call(graph, aten._to_copy.default, node, dtype=example.dtype)
+
+        freedom = add_call(graph, aten.div.Scalar, count, max(columns, 1))
+        freedom = add_call(graph, aten.sub.Scalar, freedom, one.correction)
+        factor = add_call(graph, aten.div.Tensor, share, freedom)
+        factor = add_call(graph, aten._to_copy.default, factor, dtype=example.dtype)
+        mean = along_rows(mean)
+        entry, gradient = scaled.entries[0]
+        with graph.inserting_before(output):
+            if one.kind == "variance":
+                value = add_call(graph, aten.mul.Scalar, gradient, 2.0)
+            else:
+                value = add_call(graph, aten.div.Tensor, gradient, self._known[one.value])
+            used = value
+            if one.shape:
+                value = add_call(graph, aten.reshape.default, value, shape)
+            value = add_call(graph, aten.mul.Tensor, value, factor)
+            off = add_call(graph, aten.sub.Tensor, one.source, mean)
+            new = add_call(graph, aten.mul.Tensor, off, value)
+        output.replace_all_uses_with(new)
+        for entry, _ in scaled.entries:
+            self._moved[gradient, entry] = used
+
     def _replace(self) -> None:
         """Let what uses numbers of this worker use those of all, as far as they are known."""
         for value, node in list(self._uses):
@@ -178,7 +227,11 @@ class _Exchanges:
         order = self._work.order()
         own = {one.value for one in statistics}
         copied = {node for node, origins in self._origins.items() if origins & own}
-        ends = [node for value, node in self._wanted.uses if value in copied]
+        ends = [
+            self._moved.get((value, node), node)
+            for value, node in self._wanted.uses
+            if value in copied
+        ]
         ends += [node for node in copied if node in self._wanted.found and node not in own]
         first = min(ends, key=order.__getitem__)
         last = max(map(order.__getitem__, own))

@@ -27,6 +27,7 @@ from parallax.graph.analysis.loss_terms import MEAN, NLL, REDUCTIONS, SIZES, SUM
 from parallax.graph.common.operations import ancestors, is_view
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.step_graph import StepGraph
+from parallax.ops.statistics import VARIANCES, Kind
 
 aten: Any = torch.ops.aten
 
@@ -46,6 +47,7 @@ _LINEAR = {
     operator.getitem,
     *SUMS,
 }
+_KINDS: tuple[Kind, ...] = ("mean", "sum", *VARIANCES)
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 _MOST_MEANS = 8
 """That rows are computed with. A step has two messages for each that waits for another one."""
@@ -61,10 +63,12 @@ class Scaled:
         statistic: the number.
         entries: what computes gradients of the batch from that of the number, each with what it
             takes for it.
+        output: of a variance or a deviation, the gradient of what it is of.
     """
 
     statistic: Statistic
     entries: tuple[tuple[Node, Node], ...]
+    output: Node | None = None
 
 
 class Coupled:
@@ -149,7 +153,7 @@ class Coupled:
         return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
 
     def _statistic(self, node: Node) -> Statistic | None:
-        found = self._numbers.reduction_of(node, ("mean", "sum"), self._known)
+        found = self._numbers.reduction_of(node, _KINDS, self._known)
         if found is not None:
             return found
         made: Any = node.args[0] if node.target is operator.getitem else node
@@ -190,9 +194,9 @@ class Coupled:
         by_rows = self._behind(mixed)[1]
         scaled = [one for one in map(self._scaled, found.values()) if one is not None]
         gradients = [self._gradient(found[node]) for node in by_rows]
-        is_whole = all(one.entries for one in scaled) and None not in gradients
+        is_whole = all(map(_is_whole, scaled)) and None not in gradients
         # A sum is one of rows alone: what it is divided by may be a number of them.
-        is_known = all(found[node].kind == "mean" for node in by_rows)
+        is_known = all(found[node].kind != "sum" for node in by_rows)
         sizes = {how_many(one.source) for one in found.values()} | self._rows
         if len(by_rows) > _MOST_MEANS or any(self._has_size(node, sizes) for node in region):
             is_known = False
@@ -228,7 +232,12 @@ class Coupled:
 
     def _mixes(self, user: Node) -> bool:
         """Whether what uses a number of the batch computes rows with it."""
-        return self._is_forward(user) and not self._is_inside(user)
+        value = user.meta.get("val")
+        if not self._is_forward(user) or self._is_inside(user):
+            return False
+        if not isinstance(value, torch.Tensor) or not value.dim():
+            return False
+        return self._of_batch.are_rows(value.shape[0])
 
     def _has_size(self, node: Node, sizes: Collection[Any]) -> bool:
         """Whether a number is computed with one that may be a size of this worker's batch."""
@@ -254,7 +263,15 @@ class Coupled:
         by_rows = self._of_batch.are_rows(rows[0]) and all(isinstance(n, int) for n in rows[1:])
         if one.kind == "mean" and one.count is None and by_rows:
             return None
-        return Scaled(one, tuple(self._entries(one)))
+        entries = tuple(self._entries(one))
+        if one.kind not in VARIANCES:
+            return Scaled(one, entries)
+        group = set(self._group(one.made))
+        # PyTorch adds what has gone other ways within the same pass.
+        group -= {node for node in group if _adds(node) and not group >= {*node.all_input_nodes}}
+        group = {node for node in group if isinstance(node.meta.get("val"), torch.Tensor)}
+        ends = [node for node in group if any(user not in group for user in node.users)]
+        return Scaled(one, entries, ends[0] if len(ends) == 1 else None)
 
     def _gradient(self, one: Statistic) -> Scaled | None:
         """The gradient of a number, as one of all workers."""
@@ -296,3 +313,17 @@ class Coupled:
         value = value[0] if isinstance(value, tuple | list) else value
         gradient = given.meta.get("val")
         return isinstance(gradient, torch.Tensor) and same_shape(gradient.shape, value.shape)
+
+
+def _adds(node: Node) -> bool:
+    return node.target is aten.add.Tensor
+
+
+def _is_whole(scaled: Scaled) -> bool:
+    """Whether it is known where the gradients of a number are computed with its own."""
+    if scaled.statistic.kind not in VARIANCES:
+        return bool(scaled.entries)
+    if scaled.output is None or len({given for _, given in scaled.entries}) != 1:
+        return False
+    source, gradient = (one.meta["val"] for one in (scaled.statistic.source, scaled.output))
+    return isinstance(gradient, torch.Tensor) and same_shape(source.shape, gradient.shape)

@@ -104,13 +104,15 @@ class BatchStatistics:
         self._pending = None
         found: dict[int, torch.Tensor] = {}
         wholes: dict[int, torch.Tensor] = {}
+        means: dict[int, torch.Tensor] = {}
         own = self._words[:, : len(self._single)]
         told = self._gathered[:, : 4 * MOST].view(-1, 4, MOST)
         keys, *parts = (told if self._travels else own.unsqueeze(0)).unbind(1)
         same = keys.unsqueeze(2) == own[0]  # by worker, place in its message, and own statistic
         by_worker = [torch.where(same, values.unsqueeze(2), 0.0).sum(1) for values in parts]
         for number, place in enumerate(self._single):
-            found[place] = self._whole(place, *(values[:, number] for values in by_worker))
+            told_of = [values[:, number] for values in by_worker]
+            found[place], means[place] = self._whole(place, *told_of)
             wholes[place] = by_worker[0][:, number].sum()
         columns = self._gathered[:, 4 * MOST :]
         alike = columns[:, :1] == self._columns[:1]
@@ -126,10 +128,10 @@ class BatchStatistics:
                 for first in range(start, start + width * (1 + several), width)
             ]
             start += width * len(parts)
-            found[place] = self._whole(place, counts, parts[0], parts[-1])
+            found[place], means[place] = self._whole(place, counts, parts[0], parts[-1])
             wholes[place] = counts.sum() * width
         places = range(len(self.spec.keys))
-        return [of[place] for of in (found, wholes) for place in places]
+        return [of[place] for of in (found, wholes, means) for place in places]
 
     def _tell(self, same: torch.Tensor, alike: torch.Tensor) -> None:
         """Say it where workers leave out what is over all elements of their batches, too."""
@@ -151,19 +153,21 @@ class BatchStatistics:
 
     def _whole(
         self, place: int, count: torch.Tensor, number: torch.Tensor, variance: torch.Tensor
-    ) -> torch.Tensor:
-        """One of all batches, of what each worker tells."""
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One of all batches, of what each worker tells; and of a variance the mean."""
         kind, correction = self.spec.kinds[place], self.spec.corrections[place]
         if kind == "sum":
-            return torch.where(count > 0, number, 0.0).sum(0)
+            whole = torch.where(count > 0, number, 0.0).sum(0)
+            return whole, whole
         if kind in ("largest", "smallest"):
             least = -math.inf if kind == "largest" else math.inf
             known = torch.where(count > 0, number, least)
-            return known.amax(0) if kind == "largest" else known.amin(0)
+            whole = known.amax(0) if kind == "largest" else known.amin(0)
+            return whole, whole
         whole = count.sum(0)
         mean = torch.where(count > 0, count * number, 0.0).sum(0) / whole
         if kind == "mean":
-            return mean
+            return mean, mean
         found = (count * (variance + (number - mean).square())).sum(0)
         found = found / (whole - correction).clamp(min=0)
-        return found.sqrt() if kind == "deviation" else found
+        return found.sqrt() if kind == "deviation" else found, mean
