@@ -52,9 +52,11 @@ def _over_all(batches: Batches, work: Rewriting) -> None:
         )
         rounds = ()
     exchanges = _Exchanges(work, wanted)
-    for number, length in enumerate(batches.statistics):
-        if length >= 0:
-            exchanges.add(rounds[number] if number < len(rounds) else (), length)
+    agreed = [number for number, length in enumerate(batches.statistics) if length >= 0]
+    of_rounds = {number: rounds[number] if number < len(rounds) else () for number in agreed}
+    for number in agreed:
+        later = [of_rounds[one] for one in agreed if one >= number and of_rounds[one]]
+        exchanges.add(of_rounds[number], batches.statistics[number], later)
 
 
 class _Exchanges:
@@ -81,15 +83,23 @@ class _Exchanges:
         """Which are to be replaced."""
         self._moved: dict[tuple[Node, Node], Node] = {}
         """By what a number is used now, and what used it."""
+        self._started: Node | None = None
+        """Where the last message starts."""
         self._known: dict[Node, Node] = {}
         """In place of this worker's own: what follows from the statistics of all."""
 
-    def add(self, statistics: Sequence[Statistic], length: int) -> None:
-        """One message.
+    def add(
+        self,
+        statistics: Sequence[Statistic],
+        length: int,
+        later: Sequence[Sequence[Statistic]],
+    ) -> None:
+        """One message, which starts behind the one before, as on all workers.
 
         Args:
             statistics: of this worker.
             length: how many numbers of columns the message has.
+            later: the same of this message and of later ones, which start behind it.
         """
         work = self._work
         firsts = {one.key: one for one in reversed(statistics)}
@@ -104,9 +114,15 @@ class _Exchanges:
         numbers = [number for one in used for number in self._numbers(one)]
         if used:
             first = self._first(statistics)
-            before = known_early(work, [one for one in numbers if isinstance(one, Node)], first)
+            limit = min(map(self._first, later), key=work.order().__getitem__)
+            before = known_early(work, [one for one in numbers if isinstance(one, Node)], limit)
         else:  # others may have some
             before, first = at_the_start(work)
+        order = work.order()
+        if self._started is not None and order[before] <= order[self._started]:
+            before = self._started.next
+        if order[first] < order[before]:
+            first = before
         scaled = [one for one in self._wanted.scaled if one.statistic in statistics]
         spec = _spec(work, used, length)
         if scaled:
@@ -115,7 +131,7 @@ class _Exchanges:
             numbers += [rows, rows, 0.0]
         resource = work.resource(spec, "statistics")
         with work.graph.inserting_before(before):
-            work.call(start, resource, 0, numbers)
+            self._started = work.call(start, resource, 0, numbers)
         with work.graph.inserting_before(first):
             found = work.call(finish, resource, 0)
             for one in statistics:

@@ -73,6 +73,8 @@ class BatchElements:
         """What follows from the batch and has no gradient, nor is one."""
         self._gradients: set[Node] = set()
         """What a backward pass computes."""
+        self._updated: set[Node] = set()
+        """What follows from gradients alone, such as parameters after an update."""
         for node in step.graph.nodes:
             if node.target in SIZES:
                 if node in self.batch:
@@ -90,6 +92,8 @@ class BatchElements:
                 self._other.add(node)
             if self._is_gradient(node):
                 self._gradients.add(node)
+            elif node.op == "call_function" and self._is_updated(node):
+                self._updated.add(node)
             if node in self.batch and self._has_no_gradient(node):
                 self._data.add(node)
 
@@ -99,12 +103,18 @@ class BatchElements:
             return any(one in self._gradients for one in node.all_input_nodes)
         return mode == "backward"
 
+    def _is_updated(self, node: Node) -> bool:
+        given = [one for one in node.all_input_nodes if one in self.batch]
+        return bool(given) and all(one in self._gradients or one in self._updated for one in given)
+
     def _has_no_gradient(self, node: Node) -> bool:
         """Of what follows from the batch: whether it does so from nothing that changes, or by what
         is not differentiated, such as comparisons."""
         if node not in self._other:
             return True
-        if node in self._drawn or node in self._gradients or node.op == "placeholder":
+        if node in self._drawn or node in self._gradients or node in self._updated:
+            return False
+        if node.op == "placeholder":
             return False
         if node.meta.get("autograd") == "off":
             return True
@@ -160,7 +170,7 @@ class BatchElements:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor) or not value.dim():
             return False
-        given = [one in self.batch for one in node.all_input_nodes]
+        given = [one in self.batch and one not in self._updated for one in node.all_input_nodes]
         if node not in self._other and all(given):  # nor has a frozen one
             return False
         return node.target not in _OF_TWO or sum(given) < 2

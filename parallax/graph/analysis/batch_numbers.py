@@ -238,7 +238,7 @@ class BatchNumbers:
             return None
         shape = tuple(node.meta["val"].shape)
         adds_up = all(
-            self._of_batch.is_data(one)
+            one in self._of_batch.batch
             and one not in self.alone
             and self._of_batch.adds_up(one, self.found)
             for one in (first, second)
