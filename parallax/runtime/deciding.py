@@ -160,7 +160,7 @@ class Decisions:
         digests_now = self._of_all(program)
         if program is None or len({*digests_now}) > 1:
             raise self._differing(program, digests_now)
-        self._programs.settle(digests, program)
+        self._programs.settle(digests, program, flat)
         return program
 
     def _differing(self, program: Program | None, digests: tuple[int, ...]) -> DisagreementError:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from parallax.graph.common.sizes import Place, Shapes, varying
+from parallax.graph.common.sizes import Place, Shapes, shapes_of, varying
 from parallax.graph.symbols.guesses import Branch, Guesses
 from parallax.runtime.program import Program
 from parallax.runtime.signature import Signature, shapes_in, without_shapes
@@ -52,18 +52,22 @@ class Programs:
         self._guesses = guesses
         self._by_signature: OrderedDict[Signature, list[Program]] = OrderedDict()
         self._kin: dict[Signature, _Kin] = {}
-        self._settled: OrderedDict[tuple[int, ...], Program] = OrderedDict()
+        self._settled: OrderedDict[tuple[int, ...], tuple[Program, Shapes]] = OrderedDict()
 
-    def settle(self, digests: tuple[int, ...], program: Program) -> None:
-        """Keep what is run where workers have programs of these digests, by worker."""
-        self._settled[digests] = program
+    def settle(self, digests: tuple[int, ...], program: Program, flat: Sequence[Any]) -> None:
+        """Keep what is run where workers have programs of these digests, by worker, with a flat
+        batch."""
+        self._settled[digests] = program, shapes_of(flat)
         if len(self._settled) > MOST:
             self._settled.popitem(last=False)
 
     def settled(self, digests: tuple[int, ...], flat: Sequence[Any]) -> Program | None:
         """What was kept for this, if it holds for a flat batch."""
-        program = self._settled.get(digests)
+        program, shapes = self._settled.get(digests, (None, ()))
         if program is None or not self._holds(program, flat):
+            return None
+        sizes, own = program.step.sizes, shapes_of(flat)
+        if own != shapes if sizes is None else not sizes.fits(own):
             return None
         self._settled.move_to_end(digests)
         return program
@@ -137,7 +141,7 @@ class Programs:
             self._by_signature[signature] = [program for program in programs if bound[program]]
         for kin in self._kin.values():
             kin.programs = [program for program in kin.programs if bound.get(program)]
-        for digests, program in list(self._settled.items()):
+        for digests, (program, _) in list(self._settled.items()):
             if not (bound[program] if program in bound else program.rebind()):
                 del self._settled[digests]
 

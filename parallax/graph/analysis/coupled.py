@@ -23,7 +23,16 @@ from parallax.graph.analysis.batch_elements import BatchElements
 from parallax.graph.analysis.batch_numbers import QUOTIENTS, ROWS, BatchNumbers, Statistic
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.how_many import expression, how_many
-from parallax.graph.analysis.loss_terms import MEAN, NLL, REDUCTIONS, SIZES, SUM, losses, reduction
+from parallax.graph.analysis.loss_terms import (
+    MEAN,
+    NLL,
+    REDUCTIONS,
+    SIZES,
+    SUM,
+    losses,
+    made_of,
+    reduction,
+)
 from parallax.graph.common.operations import ancestors, is_view
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.step_graph import StepGraph
@@ -110,7 +119,7 @@ class Coupled:
                 self._backward[made_by[0]].append(node)
             elif self._is_forward(node):
                 self._look_at(node)
-        inner = {other for loss, _ in losses(step.graph) for other in ancestors([loss])}
+        inner = made_of(loss for loss, _ in losses(step.graph))
         bent = [node for node, is_sum in self._region.items() if not is_sum and node in inner]
         mixed = [
             node
