@@ -245,6 +245,26 @@ def _share(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) 
     return loss.mean()
 
 
+def _columns_left_out(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    scores = model(x)
+    loss = (scores[:, 0] * (v - v.mean())).mean()
+    if (v > 0.5).any():
+        loss = loss + 0 * (scores / (1 + scores.detach().abs().mean(0))).mean()
+    return loss
+
+
+def _numbers_left_out(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    scores = model(x)
+    loss = (scores[:, 0] * (v - v.mean())).mean()
+    if (v > 0.5).any():
+        loss = loss + 0 * (scores / (1 + scores.detach().abs().mean())).mean()
+    return loss
+
+
 def _by_class(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Workers' batches may have other classes."""
     labels = (v * 2).round().clamp(-2, 2)
@@ -345,7 +365,12 @@ WITHOUT: dict[str, Loss] = {
 }
 """In which there is none."""
 LEAVES_OUT: dict[str, Loss] = {"left out": _left_out, "by class": _by_class}
-ALL = {**ALIKE, **LEFT, **WITHOUT, **LEAVES_OUT}
+OTHER_ROUNDS: dict[str, Loss] = {
+    "columns of some": _columns_left_out,
+    "numbers of some": _numbers_left_out,
+}
+"""In which a worker may have nothing in the second message."""
+ALL = {**ALIKE, **LEFT, **WITHOUT, **LEAVES_OUT, **OTHER_ROUNDS}
 
 
 def train(

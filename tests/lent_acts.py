@@ -196,18 +196,27 @@ SEVERAL_UPDATES = ("second pass", "zeroed", "in turn")
 """Variables are used behind an update, which needs all of them on every worker."""
 
 
-def batches(ranges: list[tuple[tuple[int, int], ...]]) -> list[list[tuple[torch.Tensor, ...]]]:
-    """By step and worker, rows and their labels, between two numbers."""
+def batches(
+    ranges: list[tuple[tuple[int, int], ...]], more: int = 0
+) -> list[list[tuple[torch.Tensor, ...]]]:
+    """By step and worker, rows and their labels, between two numbers.
+
+    Args:
+        ranges: of labels.
+        more: rows, of every second step.
+    """
     made = torch.Generator().manual_seed(2)
+
+    def batch(rows: int, low: int, high: int) -> tuple[torch.Tensor, ...]:
+        x = torch.randn(rows, WIDTH, generator=made, dtype=torch.float64)
+        return x, torch.randint(low, high, (rows,), generator=made)
+
     return [
         [
-            (
-                torch.randn(4 + 2 * worker, WIDTH, generator=made, dtype=torch.float64),
-                torch.randint(low, high, (4 + 2 * worker,), generator=made),
-            )
+            batch(4 + 2 * worker + more * (step % 2), low, high)
             for worker, (low, high) in enumerate(each)
         ]
-        for each in ranges
+        for step, each in enumerate(ranges)
     ]
 
 

@@ -61,6 +61,14 @@ def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: s
         assert sent == sizes * len(division) * (size - 1)
 
 
+@pytest.mark.parametrize("name", batch_statistics.OTHER_ROUNDS)
+def test_messages_start_in_one_order(pool: Pool, name: str) -> None:
+    """Of a worker that has nothing for a later one, too."""
+    division = [counts[:2] for counts in DIVISION]
+    for far, _, _ in pool.run(2, batch_statistics.train, name, division, "HYBRID"):
+        assert far < ROUNDING
+
+
 @pytest.mark.parametrize("name", batch_statistics.LEFT)
 def test_what_stays_each_workers_own_is_told(pool: Pool, name: str) -> None:
     division = [counts[:2] for counts in DIVISION]
