@@ -144,6 +144,22 @@ def _in_turn(net: Net) -> Step:
     return step
 
 
+def _heads(net: Net) -> Step:
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net.scores(net.second, x), y)
+        for_first = y > 2
+        if for_first.any():
+            loss = loss + 0 * net.scores(net.first, x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
 def _micro_batches(net: Net) -> Step:
     optimizer = torch.optim.Adam(net.parameters(), 0.05)
 
@@ -192,6 +208,8 @@ STEPS: dict[str, Callable[[Net], Step]] = {
     "micro batches": _micro_batches,
     "bound": _bound,
 }
+OF_SIZES: dict[str, Callable[[Net], Step]] = {"heads": _heads}
+"""For batches of several sizes."""
 SEVERAL_UPDATES = ("second pass", "zeroed", "in turn")
 """Variables are used behind an update, which needs all of them on every worker."""
 
@@ -203,7 +221,7 @@ def batches(
 
     Args:
         ranges: of labels.
-        more: rows, of every second step.
+        more: rows, of every second step, and twice as many of every third one.
     """
     made = torch.Generator().manual_seed(2)
 
@@ -213,7 +231,7 @@ def batches(
 
     return [
         [
-            batch(4 + 2 * worker + more * (step % 2), low, high)
+            batch(4 + 2 * worker + more * (step % 3), low, high)
             for worker, (low, high) in enumerate(each)
         ]
         for step, each in enumerate(ranges)
@@ -232,12 +250,12 @@ def train(
     torch.manual_seed(1)
     net = Net().double()
     start = {key: value.clone() for key, value in net.state_dict().items()}
-    step = STEPS[name](net)
+    step = {**STEPS, **OF_SIZES}[name](net)
     for parts in given:
         step(*(torch.cat(items) for items in zip(*parts, strict=True)))
     expected = {key: value.clone() for key, value in net.state_dict().items()}
     net.load_state_dict(start)
-    step = STEPS[name](net)
+    step = {**STEPS, **OF_SIZES}[name](net)
     runner = Runner(step, discover(step), Config(workers=1, strategy=strategy), world)
     for parts in given:
         runner.run(*parts[world.rank])
