@@ -126,7 +126,7 @@ class _Exchanges:
         scaled = [one for one in self._wanted.scaled if one.statistic in statistics]
         spec = _spec(work, used, length)
         if scaled:
-            rows = self._rows()
+            rows = self._rows
             spec = _with_rows(spec)
             numbers += [rows, rows, 0.0]
         resource = work.resource(spec, "statistics")
@@ -157,6 +157,7 @@ class _Exchanges:
         self._copy(first)
         self._replace()
 
+    @functools.cached_property
     def _rows(self) -> Any:
         """How many rows this worker's batch has."""
         step = self._work.step
@@ -214,7 +215,7 @@ class _Exchanges:
         factor = add_call(graph, aten.div.Tensor, share, freedom)
         factor = add_call(graph, aten._to_copy.default, factor, dtype=example.dtype)
         mean = along_rows(mean)
-        entry, gradient = scaled.entries[0]
+        gradient = scaled.entries[0][1]
         with graph.inserting_before(output):
             if one.kind == "variance":
                 value = add_call(graph, aten.mul.Scalar, gradient, 2.0)
@@ -276,7 +277,7 @@ class _Exchanges:
         graph = self._work.graph
         source = self._in_place_of(one.source)
         with graph.inserting_after(one.value):
-            count = self._rows() if one.count == ROWS else one.count
+            count = self._rows if one.count == ROWS else one.count
             if count is None:
                 size = one.source.meta["val"].numel()
                 if isinstance(size, int):

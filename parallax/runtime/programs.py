@@ -67,7 +67,8 @@ class Programs:
         if program is None or not self._holds(program, flat):
             return None
         sizes, own = program.step.sizes, shapes_of(flat)
-        if own != shapes if sizes is None else not sizes.fits(own):
+        fits = own == shapes if sizes is None else sizes.fits(own)
+        if not fits:
             return None
         self._settled.move_to_end(digests)
         return program

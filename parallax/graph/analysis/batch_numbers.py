@@ -48,7 +48,8 @@ _OTHERS = {
 }
 """Numbers of the whole batch that cannot be put together of those of its parts, or are not yet."""
 QUOTIENTS = {aten.div.Tensor, aten.div.Scalar, operator.truediv}
-DIFFERENCES = {aten.rsub.Scalar, aten.sub.Tensor, operator.sub}
+PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, operator.mul}
+_DIFFERENCES = {aten.rsub.Scalar, aten.sub.Tensor, operator.sub}
 AS_THEY_ARE = {
     aten._to_copy.default,
     aten.clone.default,
@@ -124,9 +125,7 @@ class BatchNumbers:
         kept: inputs that the next call trains with, as the step changes them.
     """
 
-    def __init__(
-        self, step: StepGraph, of_batch: BatchElements, kept: Collection[Node] = ()
-    ) -> None:
+    def __init__(self, step: StepGraph, of_batch: BatchElements, kept: Collection[Node]) -> None:
         self._of_batch = of_batch
         self._kept = kept
         self._rows = [expression(one) for one in step.rows]
@@ -154,8 +153,7 @@ class BatchNumbers:
 
     def _look_at(self, node: Node) -> None:
         inputs = node.all_input_nodes
-        written = {memory_of(one) for one in written_inputs(node)} & {*self._kept}
-        if written:
+        if any(memory_of(one) in self._kept for one in written_inputs(node)):
             values = [one for one in inputs if one in self.follows]
             if values and all(one in self.alone for one in values):
                 self.writes += [(value, node) for value in values]
@@ -206,7 +204,7 @@ class BatchNumbers:
             # A mean by hand.
             if summed := self._sum(part):
                 return self.mean_of_sum(node, summed)
-        elif node.target in DIFFERENCES and len(arguments) == 2 and not node.kwargs:
+        elif node.target in _DIFFERENCES and len(arguments) == 2 and not node.kwargs:
             pair = arguments if node.target is aten.rsub.Scalar else arguments[::-1]
             if (summed := self._sum(pair[0])) and self._is_size(pair[1], summed):
                 return self._of_sum(node, "sum", summed)

@@ -20,7 +20,13 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_elements import BatchElements
-from parallax.graph.analysis.batch_numbers import QUOTIENTS, ROWS, BatchNumbers, Statistic
+from parallax.graph.analysis.batch_numbers import (
+    PRODUCTS,
+    QUOTIENTS,
+    ROWS,
+    BatchNumbers,
+    Statistic,
+)
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.how_many import expression, how_many
 from parallax.graph.analysis.loss_terms import (
@@ -57,7 +63,6 @@ _LINEAR = {
     *SUMS,
 }
 _KINDS: tuple[Kind, ...] = ("mean", "sum", *VARIANCES)
-_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 _MOST_MEANS = 8
 """That rows are computed with. A step has two messages for each that waits for another one."""
 _SMALL = 2
@@ -88,6 +93,7 @@ class Coupled:
         of_batch: what of it follows from the batch.
         numbers: those that have no gradient.
         relevant: what losses and gradients follow from.
+        by_rows: batches count by their rows in a mean; else nothing is found.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Coupled:
         of_batch: BatchElements,
         numbers: BatchNumbers,
         relevant: Collection[Node],
+        by_rows: bool,
     ) -> None:
         self._of_batch = of_batch
         self._numbers = numbers
@@ -112,7 +119,7 @@ class Coupled:
         """Those of them whose gradients need a factor."""
         self.left: list[Node] = []
         """What would need other numbers as well."""
-        if len(self._rows) != 1:
+        if not by_rows or len(self._rows) != 1:
             return
         for node in step.graph.nodes:
             if (made_by := node.meta.get("backward_of")) is not None:
@@ -155,7 +162,7 @@ class Coupled:
         first, *rest = node.args
         if node.target in _LINEAR:
             return True
-        if node.target in _PRODUCTS:
+        if node.target in PRODUCTS:
             return sum(map(self._is_inside, node.args)) == 1
         if node.target in QUOTIENTS:
             return self._is_inside(first) and not self._is_inside(rest[0])
@@ -217,7 +224,8 @@ class Coupled:
         self.uses = [(value, user) for value in found for user in value.users if user in relevant]
         backward = {one for node in region for one in self._group(node)}
         for node in region | backward:
-            self.uses += [(one, node) for one in node.all_input_nodes if self._is_number(one)]
+            inputs = node.all_input_nodes
+            self.uses += [(one, node) for one in inputs if one in self._numbers.alone]
         for gradient in filter(None, gradients):
             self.found[gradient.statistic.value] = gradient.statistic
             self.uses += [(given, node) for node, given in gradient.entries]
@@ -236,9 +244,6 @@ class Coupled:
                 found[node] = self._known[node]
         return region, found
 
-    def _is_number(self, node: Node) -> bool:
-        return node in self._numbers.follows and node in self._numbers.alone
-
     def _mixes(self, user: Node) -> bool:
         """Whether what uses a number of the batch computes rows with it."""
         value = user.meta.get("val")
@@ -250,13 +255,11 @@ class Coupled:
 
     def _has_size(self, node: Node, sizes: Collection[Any]) -> bool:
         """Whether a number is computed with one that may be a size of this worker's batch."""
-        if node.target not in _PRODUCTS | QUOTIENTS | {aten.add.Tensor, aten.sub.Tensor}:
+        if node.target not in PRODUCTS | QUOTIENTS | {aten.add.Tensor, aten.sub.Tensor}:
             return False
         for one in node.args:
-            if isinstance(one, Node) and not isinstance(one.meta.get("val"), torch.Tensor):
-                of_sizes = [size for size in ancestors([one]) if size.target in SIZES]
-                if of_sizes:
-                    return True
+            if isinstance(one, Node) and _is_size(one):
+                return True
             number = known_number(one)
             if not isinstance(number, int | float) or not number:
                 continue
@@ -277,8 +280,12 @@ class Coupled:
             return Scaled(one, entries)
         group = set(self._group(one.made))
         # PyTorch adds what has gone other ways within the same pass.
-        group -= {node for node in group if _adds(node) and not group >= {*node.all_input_nodes}}
-        group = {node for node in group if isinstance(node.meta.get("val"), torch.Tensor)}
+        group = {
+            node
+            for node in group
+            if isinstance(node.meta.get("val"), torch.Tensor)
+            and (node.target is not aten.add.Tensor or group.issuperset(node.all_input_nodes))
+        }
         ends = [node for node in group if any(user not in group for user in node.users)]
         return Scaled(one, entries, ends[0] if len(ends) == 1 else None)
 
@@ -324,8 +331,10 @@ class Coupled:
         return isinstance(gradient, torch.Tensor) and same_shape(gradient.shape, value.shape)
 
 
-def _adds(node: Node) -> bool:
-    return node.target is aten.add.Tensor
+def _is_size(node: Node) -> bool:
+    """Whether a node is a number of Python's that follows from sizes."""
+    is_plain = not isinstance(node.meta.get("val"), torch.Tensor)
+    return is_plain and not SIZES.isdisjoint(one.target for one in ancestors([node]))
 
 
 def _is_whole(scaled: Scaled) -> bool:

@@ -19,6 +19,7 @@ from torch.fx import Node
 from parallax.graph.analysis.batch_elements import BatchElements
 from parallax.graph.analysis.batch_numbers import (
     AS_THEY_ARE,
+    PRODUCTS,
     QUOTIENTS,
     BatchNumbers,
     Statistic,
@@ -36,7 +37,6 @@ from parallax.ops import marks
 
 aten: Any = torch.ops.aten
 
-_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, operator.mul}
 _ADDED = {
     aten.add.Tensor,
     aten.sub.Tensor,
@@ -92,7 +92,7 @@ class Statistics:
 
 
 def statistics(
-    step: StepGraph, of_batch: BatchElements, divided: Collection[Divisor], by_rows: bool = False
+    step: StepGraph, of_batch: BatchElements, divided: Collection[Divisor], by_rows: bool
 ) -> Statistics:
     """The statistics of the batch that a step trains with.
 
@@ -114,15 +114,12 @@ def statistics(
     kept = _kept(step, trained, new)
     numbers = BatchNumbers(step, of_batch, kept)
     relevant = trained | made_of([loss for loss, _ in losses(step.graph)])
-    coupled = Coupled(step, of_batch, numbers, relevant) if by_rows else None
-    if not numbers.follows | numbers.others and (coupled is None or not coupled.found):
-        return Statistics({}, (), (), tuple(coupled.left if coupled is not None else ()), ())
+    coupled = Coupled(step, of_batch, numbers, relevant, by_rows)
+    if not (numbers.follows or numbers.others or coupled.found):
+        return Statistics({}, (), (), tuple(coupled.left), ())
     degrees = _Degrees(step, of_batch, numbers)
     known = {one.value for one in divided}
-    uses, left = [*numbers.writes], list[Node]()
-    if coupled is not None:
-        uses += coupled.uses
-        left += coupled.left
+    uses, left = numbers.writes + coupled.uses, [*coupled.left]
     used = set(uses)
     for node in step.graph.nodes:
         if node not in relevant or of_batch.is_data(node) or not of_batch.is_of_other(node):
@@ -142,14 +139,16 @@ def statistics(
     own = {item.name for node, item in _leaves(step) if node not in kept}
     output = step.graph.output_node()
     uses += [(v, output) for v, name in new if name not in own and v in numbers.alone]
-    scaled: list[Scaled] = []
-    if coupled is not None:
-        numbers.found.update(coupled.found)
-        numbers.follows.update(coupled.found)
-        scaled = coupled.scaled
-    rounds = _rounds(step, of_batch, numbers, uses)
-    found, follows = numbers.found, numbers.follows
-    return Statistics(found, follows, tuple(uses), tuple(left), rounds, tuple(scaled))
+    numbers.found.update(coupled.found)
+    numbers.follows.update(coupled.found)
+    return Statistics(
+        numbers.found,
+        numbers.follows,
+        tuple(uses),
+        tuple(left),
+        _rounds(step, of_batch, numbers, uses),
+        tuple(coupled.scaled),
+    )
 
 
 def _leaves(step: StepGraph) -> Iterator[tuple[Node, GraphInput]]:
@@ -286,11 +285,11 @@ class _Degrees:
         is_linear = is_linear or node.target is operator.getitem
         if is_linear or node.target in AS_THEY_ARE or _is_view(node):
             return degrees[0]
-        if node.target in _PRODUCTS | QUOTIENTS:
+        if node.target in PRODUCTS | QUOTIENTS:
             first, second = (self.of(one) for one in arguments[:2])
             if first is None or second is None:
                 return None
-            return first + second if node.target in _PRODUCTS else first - second
+            return first + second if node.target in PRODUCTS else first - second
         if node.target is aten.reciprocal.default:
             (inverse,) = degrees
             return None if inverse is None else -inverse
@@ -316,7 +315,7 @@ def _flat(arguments: Any) -> Iterator[Any]:
 
 def _is_pointwise(node: Node) -> bool:
     if node.target in AS_THEY_ARE | _ADDED or not isinstance(node.target, torch._ops.OpOverload):
-        return node.target in AS_THEY_ARE | _ADDED | _PRODUCTS | QUOTIENTS
+        return node.target in AS_THEY_ARE | _ADDED | PRODUCTS | QUOTIENTS
     return torch.Tag.pointwise in node.target.tags or _is_view(node)
 
 

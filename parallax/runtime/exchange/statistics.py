@@ -103,7 +103,6 @@ class BatchStatistics:
         self._pending.wait()
         self._pending = None
         found: dict[int, torch.Tensor] = {}
-        wholes: dict[int, torch.Tensor] = {}
         means: dict[int, torch.Tensor] = {}
         own = self._words[:, : len(self._single)]
         told = self._gathered[:, : 4 * MOST].view(-1, 4, MOST)
@@ -113,7 +112,7 @@ class BatchStatistics:
         for number, place in enumerate(self._single):
             told_of = [values[:, number] for values in by_worker]
             found[place], means[place] = self._whole(place, *told_of)
-            wholes[place] = by_worker[0][:, number].sum()
+        wholes = dict(zip(self._single, by_worker[0].sum(0).unbind(), strict=True))
         columns = self._gathered[:, 4 * MOST :]
         alike = columns[:, :1] == self._columns[:1]
         self._tell(same, alike)
