@@ -33,6 +33,7 @@ from parallax.graph.analysis.loss_terms import (
     MEAN,
     NLL,
     REDUCTIONS,
+    SHAPES,
     SIZES,
     SUM,
     losses,
@@ -138,7 +139,9 @@ class Coupled:
             self._couple(sorted({*bent, *mixed}, key=order.__getitem__), mixed, relevant)
 
     def _is_forward(self, node: Node) -> bool:
-        is_made = node.op == "call_function" and node in self._of_batch.batch
+        # The seed of a gradient is like a number, but does not follow from it.
+        is_made = node.op == "call_function" and node.target not in SHAPES
+        is_made = is_made and node in self._of_batch.batch
         is_trained = node.meta.get("autograd") == "on" and self._of_batch.is_of_other(node)
         return is_made and is_trained and not self._of_batch.is_data(node)
 

@@ -37,7 +37,8 @@ REDUCTIONS = {
 
 SIZES = {aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int}
 """What says nothing of the values of tensors."""
-_SHAPES = {*SIZES, aten.ones_like.default, aten.zeros_like.default, aten.full_like.default}
+SHAPES = {*SIZES, aten.ones_like.default, aten.zeros_like.default, aten.full_like.default}
+"""What says nothing of the values of the tensor that it is like."""
 _SUMS = {aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor}
 _PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 _QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
@@ -112,7 +113,7 @@ def made_of(losses: Iterable[Node]) -> set[Node]:
         node = queue.pop()
         if node not in found and node.target is not marks.GRADIENT:
             found.add(node)
-            queue += () if node.target in _SHAPES else node.all_input_nodes
+            queue += () if node.target in SHAPES else node.all_input_nodes
     return found
 
 
