@@ -340,6 +340,9 @@ ALIKE: dict[str, Loss] = {
     "kept anew": _kept_anew,
     "codebook": _codebook,
     "of three rounds": _of_three_rounds,
+    "columns put together": lambda m, x, y, v: _each(
+        m(torch.cat([(x[:, :1] - v.mean()) / v.std(), x[:, 1:]], 1)[v.argsort()]), y[v.argsort()]
+    ).mean(),
     "population": lambda m, x, y, v: _each(m(x / torch.std(x, correction=0)), y).mean(),
 }
 """Whose gradients are those of one device."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,6 +80,7 @@ def capture(
     numbers: Numbers = NO_NUMBERS,
     streams: Streams | None = None,
     lent: Lent = NOTHING_LENT,
+    common: Collection[str] = (),
 ) -> StepGraph:
     """Capture ``step(*args, **kwargs)``.
 
@@ -92,6 +93,7 @@ def capture(
         numbers: those that are inputs too.
         streams: where the step draws random numbers from that are not PyTorch's.
         lent: variables that are to have gradients of zero where they have none.
+        common: parts of the batch that have the same values on all workers.
 
     Returns:
         The step as one graph, with gradients marked by ``parallax::gradient``.
@@ -103,7 +105,8 @@ def capture(
     """
     objects.look_again()
     places = devices or {}, varying or {}
-    asked = _Asked(step, objects, args, kwargs, *places, streams or Streams(), lent, numbers)
+    given = args, kwargs, *places, streams or Streams(), lent, numbers
+    asked = _Asked(step, objects, *given, common)
     return decided(
         lambda assertions: objects.conversions.captured(
             lambda: _capture_with_gradients(replace(asked, assertions=assertions))
@@ -133,6 +136,7 @@ class _Asked:
     streams: Streams
     lent: Lent
     free: Numbers
+    common: Collection[str] = ()
     assertions: Assertions = field(default_factory=dict)
     drawn: tuple[Draw, ...] = ()
     sentinels: frozenset[str] = frozenset()
@@ -230,7 +234,7 @@ def _trace(asked: _Asked) -> _Traced:
     objects = asked.objects
     for root in objects.attributes.values():
         root.holder.note_computed()
-    inputs = Inputs.of(objects, asked.args, asked.kwargs, asked.free, asked.drawn)
+    inputs = Inputs.of(objects, asked.args, asked.kwargs, asked.free, asked.drawn, asked.common)
     values = inputs.values()
     env = ScalarEnv(values, asked.assertions, objects.conversions, objects.guesses)
     inputs.tell(env)
@@ -241,7 +245,8 @@ def _trace(asked: _Asked) -> _Traced:
     values.update(zip((leaf.name for leaf in inputs.tensors), fakes.tensors, strict=True))
     reals = [leaf.value for leaf in inputs.tensors]
     draws = Draws(objects, asked.streams, asked.drawn)
-    rows = [one.shape[0] for one in fakes.batch if one.dim()]
+    given = zip(inputs.lifted, fakes.batch, strict=True)
+    rows = [one.shape[0] for i, one in given if one.dim() and not inputs.is_common(i)]
     traced = _Traced(inputs, env, sizes, Snapshot(objects), draws, rows)
     recording, left = traced.recording, traced.left
     lender = Lender(objects, inputs.tensors, recording, asked.lent)

@@ -7,7 +7,7 @@ them what the step is called with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -46,6 +46,7 @@ class Inputs:
         batch: flat.
         batch_spec: what it is.
         parts: to which part of it, and to which list in it, each item belongs.
+        common: parts that have the same values on all workers.
     """
 
     leaves: Mapping[str, Leaf]
@@ -54,6 +55,7 @@ class Inputs:
     batch: Sequence[Any]
     batch_spec: pytree.TreeSpec
     parts: Sequence[tuple[str, str]]
+    common: Collection[str] = ()
 
     @staticmethod
     def of(
@@ -62,11 +64,12 @@ class Inputs:
         kwargs: Mapping[str, Any],
         free: Numbers,
         drawn: Sequence[Draw],
+        common: Collection[str] = (),
     ) -> Inputs:
         """Of a step that reaches these objects, and is called with this batch."""
-        given = tuple(args), dict(kwargs)
-        batch, spec = pytree.tree_flatten(given)
-        return Inputs(leaves(objects), free, drawn, batch, spec, _parts(given, len(batch)))
+        batch, spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+        parts = parts_of(args, kwargs, len(batch))
+        return Inputs(leaves(objects), free, drawn, batch, spec, parts, common)
 
     @property
     def tensors(self) -> list[Leaf]:
@@ -102,10 +105,16 @@ class Inputs:
             *(GraphInput("outside", site.name, number=True) for site in self.free.outside),
             *(GraphInput("drawn", draw.name, number=True) for draw in self.drawn),
             *(
-                GraphInput("batch", batch_name(i), i, i in python, *self.parts[i])
+                GraphInput(
+                    "batch", batch_name(i), i, i in python, *self.parts[i], self.is_common(i)
+                )
                 for i in self.lifted
             ),
         )
+
+    def is_common(self, index: int) -> bool:
+        """Whether all workers have the same in a place of the batch."""
+        return self.parts[index][0] in self.common
 
     def values(self) -> dict[str, Any]:
         """All that is known before the step runs, by name, but for the state's tensors."""
@@ -194,8 +203,9 @@ def batch_name(index: int) -> str:
     return f"batch{index}"
 
 
-def _parts(given: Any, count: int) -> list[tuple[str, str]]:
-    """Of a batch, to which part each item belongs, and to which list."""
+def parts_of(args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[tuple[str, str]]:
+    """Of a batch of so many items, to which part each belongs, and to which list."""
+    given = tuple(args), dict(kwargs)
     try:
         paths = [path for path, _ in pytree.tree_flatten_with_path(given)[0]]
     except ValueError:  # it has a class that does not tell

@@ -90,7 +90,8 @@ class StepGraph:
     sizes: BatchSizes | None = None
     """What is known of sizes that may vary; None if the graph is for one batch shape only."""
     rows: tuple[int | torch.SymInt, ...] = ()
-    """How many rows the batch's tensors have, also those that the graph has no use for."""
+    """How many rows the batch's tensors have, also those that the graph has no use for; without
+    parts that have the same values on all workers."""
     gradients: Gradients = ()
     acts: Sequence[Act] = ()
     """Its backward passes, and steps of optimizers and schedulers, in their order."""
@@ -112,6 +113,12 @@ class StepGraph:
     @property
     def graph(self) -> torch.fx.Graph:
         return self.graph_module.graph
+
+    def given(self) -> dict[torch.fx.Node, GraphInput]:
+        """The placeholders of what each worker's batch brings: not of parts that have the same
+        values on all workers."""
+        inputs = zip(self.own_placeholders(), self.inputs, strict=True)
+        return {node: item for node, item in inputs if item.kind == "batch" and not item.common}
 
     @property
     def decides_by_batch(self) -> bool:

@@ -163,10 +163,8 @@ class _Exchanges:
         step = self._work.step
         given = next(
             node
-            for node, item in zip(step.own_placeholders(), step.inputs, strict=True)
-            if item.kind == "batch"
-            and isinstance(value := node.meta.get("val"), torch.Tensor)
-            and value.dim()
+            for node in step.given()
+            if isinstance(value := node.meta.get("val"), torch.Tensor) and value.dim()
         )
         size = given.meta["val"].shape[0]
         if isinstance(size, int):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -164,7 +164,7 @@ class _Planned(Preparation):
         super().__init__(*usual)
         self._network = network
 
-    def _compare(self, description: str, flat: list[Any]) -> None:
+    def _compare(self, description: str, flat: list[Any], parts: Sequence[str]) -> None:
         self._warn_of_batch_norms()
         self.choice.network = self._network
         self.choice.speed = measure_speed(self._world)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from parallax.graph.analysis.totals import Batches
 from parallax.graph.analysis.variables import Analysis, analyze
 from parallax.graph.capture import capture
 from parallax.graph.common.sizes import Place
+from parallax.graph.inputs import parts_of
 from parallax.graph.objects.checks import check_batch, check_not_dealt
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.draws import Streams
@@ -197,7 +198,8 @@ class Preparation:
         flat = pytree.tree_leaves((batch, dict(named)))
         first = self.choice.strategy is None and self._world.size > 1
         if first:
-            self._compare(description, flat)
+            parts = [part for part, _ in parts_of(batch, named, len(flat))]
+            self._compare(description, flat, parts)
         step = self._with_numbers(batch, named, varying, numbers, lent)
         if first:
             again = functools.partial(self._with_numbers, batch, named, varying, numbers)
@@ -205,7 +207,8 @@ class Preparation:
         if self.choice.strategy is None and not step.gradients:
             raise no_backward(self._objects)
         if first and self._config.average_dense and self._config.average_sparse:
-            note_sums(step, flat)
+            own = {item.index for item in step.given().values()}
+            note_sums(step, [item for place, item in enumerate(flat) if place in own])
             note_bent_gradients(step)
             note_inner_gradients(step)
         for note in step.notes:
@@ -254,6 +257,7 @@ class Preparation:
                 *(devices, varying, numbers),
                 streams=self._streams,
                 lent=lent,
+                common=self.weighing.common,
             )
         self.captures += 1
         return step
@@ -317,7 +321,7 @@ class Preparation:
 
     # -- Before the first step --------------------------------------------------------------
 
-    def _compare(self, description: str, flat: list[Any]) -> None:
+    def _compare(self, description: str, flat: list[Any], parts: Sequence[str]) -> None:
         world = self._world
         leaves = {n: leaf for n, leaf in self._state.leaves.items() if leaf.kind != "tensor"}
         agree_on_everything(world, leaves, self._config, self._data_sizes(), description)
@@ -325,7 +329,7 @@ class Preparation:
         self._warn_of_batch_norms()
         self.choice.network = measure_network(world)
         self.choice.speed = measure_speed(world)
-        self._control.usual_weight = self.weighing.agree(world, flat)
+        self._control.usual_weight = self.weighing.agree(world, flat, parts)
 
     def _warn_of_batch_norms(self) -> None:
         if not one_batch_norm(self._objects, self._config):

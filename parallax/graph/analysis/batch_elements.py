@@ -17,7 +17,7 @@ from parallax.graph.step_graph import StepGraph
 
 aten: Any = torch.ops.aten
 
-_ALIKE = {
+_CHOSEN = {
     aten._to_copy.default,
     aten.clone.default,
     aten.detach.default,
@@ -29,15 +29,16 @@ _ALIKE = {
     aten.constant_pad_nd.default,
     aten.cat.default,
     aten.stack.default,
-    aten.sum.dim_IntList,
     aten.index_select.default,
     aten.repeat_interleave.Tensor,
-    aten.isin.Tensor_Tensor,
-    aten.isin.Tensor_Scalar,
 }
-"""Operations, beside pointwise ones and views, that have some of their inputs' elements."""
+"""Operations, beside views, that have some of their inputs' elements."""
+_ALIKE = {*_CHOSEN, aten.sum.dim_IntList, aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar}
+"""Operations, beside pointwise ones and views, whose elements follow from those of their inputs."""
 _OF_ALL_ROWS = {aten.unique_dim.default, aten.index_add.default, aten.index_reduce.default}
 """Operations along a dimension that compare rows, or add to them by their places."""
+_BY_ROWS = {aten.bmm.default, aten.baddbmm.default}
+"""Operations on matrices of which each is of one row, or there are several for each."""
 _ALIGNED = {aten._ctc_loss.default, aten._ctc_loss.Tensor, aten._cudnn_ctc_loss.Tensor}
 _OF_TWO = {aten.mm.default, aten.addmm.default, aten._cdist_forward.default}
 """Operations that may compare each row with each other."""
@@ -57,8 +58,7 @@ class BatchElements:
     def __init__(self, step: StepGraph, parameters: Collection[Node], by_item: bool = True) -> None:
         self.batch = from_batch(step)
         """What follows from the batch, and maybe from parameters as well."""
-        inputs = zip(step.own_placeholders(), step.inputs, strict=True)
-        given = {node: node.meta.get("val") for node, item in inputs if item.kind == "batch"}
+        given = {node: node.meta.get("val") for node in step.given()}
         self._given = {
             node: value
             for node, value in given.items()
@@ -162,8 +162,9 @@ class BatchElements:
         )
 
     def is_by_row(self, node: Node) -> bool:
-        """Whether each row of what a node gives follows from the same row of what it is given."""
-        return _is_along_rows(node) or self.is_of_model(node)
+        """Whether each row of what a node gives follows from the same row of what it is given, or
+        from several, whose elements it has."""
+        return node.target in _CHOSEN or _is_along_rows(node) or self.is_of_model(node)
 
     def is_of_model(self, node: Node) -> bool:
         """Whether a model has made a tensor, which has no element for each two rows."""
@@ -329,6 +330,8 @@ def _is_along_rows(node: Node) -> bool:
     """Whether an operation along some dimensions leaves the first one, so that each row follows
     from the same row."""
     target: Any = node.target
+    if target in _BY_ROWS:
+        return True
     names = [argument.name for argument in target._schema.arguments]
     place = next((names.index(name) for name in ("dim", "dims") if name in names), None)
     source: Any = node.args[0] if node.args else None

@@ -72,8 +72,7 @@ class Factor:
 
 def from_batch(step: StepGraph) -> set[Node]:
     """What is computed from the values of the batch, as against its sizes."""
-    inputs = zip(step.own_placeholders(), step.inputs, strict=True)
-    found = {node for node, item in inputs if item.kind == "batch"}
+    found = set(step.given())
     for node in step.graph.nodes:
         if node.target not in SIZES and any(source in found for source in node.all_input_nodes):
             found.add(node)
