@@ -377,13 +377,13 @@ ALL = {**ALIKE, **LEFT, **WITHOUT, **LEAVES_OUT, **OTHER_ROUNDS}
 
 
 def train(
-    world: World, name: str, division: list[tuple[int, ...]], strategy: str
+    world: World, name: str | Loss, division: list[tuple[int, ...]], strategy: str
 ) -> tuple[float, int, list[str]]:
     """How far parameters are from those of one device, which has all workers' batches as one; the
     bytes of statistics that were sent, and warnings.
 
     Args:
-        name: of the loss.
+        name: of the loss, or it.
         division: by step and worker, rows.
     """
     torch.manual_seed(1)
@@ -405,7 +405,7 @@ def train(
         ]
         for counts in division
     ]
-    loss = ALL[name]
+    loss = ALL[name] if isinstance(name, str) else name
 
     def stepping() -> Callable[..., torch.Tensor]:
         optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
 )
 from torch.torch_version import TorchVersion
+from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -65,18 +68,43 @@ __all__ = [
 def autograd_notes() -> dict[str, Any]:
     """What PyTorch's autograd does with an operation of now.
 
-    ``autograd`` says whether it is part of a backward pass, is not differentiated, or may be;
-    ``forward`` names an operation that may be, by its number; and ``backward_of`` that one, for
-    what is computed of its gradient, with what it is.
+    ``autograd`` says whether it is part of a backward pass, is not differentiated, may be, or is
+    by a function that has its own backward pass; ``forward`` names an operation that may be, by its
+    number; and ``backward_of`` that one, for what is computed of its gradient, with what it is.
+    ``recomputed`` is what a checkpoint runs once more, within the backward pass.
     """
-    if torch._C._current_graph_task_id() != -1:
+    within = torch._C._current_graph_task_id() != -1
+    callers = _callers() if within or not torch.is_grad_enabled() else []
+    if within and callers[-1:] != ["checkpoint"]:
         made_by: Any = torch._C._current_autograd_node()
         notes = {} if made_by is None else {"backward_of": (made_by._sequence_nr(), made_by.name())}
         return {"autograd": "backward", **notes}
+    again = {"recomputed": True} if within else {}
     if not torch.is_grad_enabled():
-        return {"autograd": "off"}
+        return {"autograd": "function" if "function" in callers else "off", **again}
     number: int = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
-    return {"autograd": "on", "forward": number}
+    return {"autograd": "on", "forward": number, **again}
+
+
+_RUNS: dict[CodeType, str] = {
+    torch.autograd.graph._engine_run_backward.__code__: "engine",
+    torch.autograd.Function.apply.__func__.__code__: "function",  # type: ignore[attr-defined]
+}
+
+
+def _callers() -> list[str]:
+    """What of autograd runs an operation, innermost first: functions with backward passes of their
+    own, up to the engine, or to a checkpoint that runs its function for the engine."""
+    within = torch._C._current_graph_task_id() != -1
+    found = []
+    frame = sys._getframe(2)
+    while frame is not None and "engine" not in found:
+        if (name := _RUNS.get(frame.f_code)) is not None:
+            found.append(name)
+        elif within and frame.f_code.co_filename == checkpoint.__file__:
+            return [*found, "checkpoint"]
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
 
 
 class _CaptureMode(FakeTensorMode):

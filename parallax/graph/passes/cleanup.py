@@ -14,6 +14,7 @@ from parallax.graph.passes.backwards import keep_marks_in_use
 from parallax.graph.passes.in_place import compute_anew
 from parallax.graph.passes.inner_gradients import leave_inner_gradients
 from parallax.graph.passes.padded_bags import weigh_padding
+from parallax.graph.passes.recomputed import take_numbers_once
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -29,6 +30,7 @@ def clean(step: StepGraph) -> None:
     _drop_no_ops(step.graph)
     weigh_padding(step.graph)
     compute_anew(step.graph)
+    take_numbers_once(step)
     remove_dead(step.graph)  # which may be all that reads a gradient
     settle_assigned(step)
     leave_inner_gradients(step)
