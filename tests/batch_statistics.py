@@ -276,6 +276,56 @@ def _by_class(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tenso
     return loss
 
 
+def _reversed_huber(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """As for estimates of depth: its threshold is a share of the largest error."""
+    error = (model(x) - y).abs()
+    bound = 0.2 * error.max().item()
+    return torch.where(error <= bound, error, (error.square() + bound**2) / (2 * bound)).mean()
+
+
+def _by_error(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Each row counts by its error, which is cut off after it was scaled."""
+    error = (model(x) - y).abs().mean(1)
+    weight = (error + 1e-3).pow(-0.4)
+    return (error * (weight / weight.max()).detach()).mean()
+
+
+def _by_losses(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Losses weighted by how large they are."""
+    first, second = F.mse_loss(model(x), y), F.cross_entropy(model(x), y.argmax(-1))
+    with torch.no_grad():
+        weights = torch.stack([first, second]).softmax(0)
+    return weights[0] * first + weights[1] * second
+
+
+def _scaled_losses(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """One as large as another, which is a mean over some rows."""
+    some = (v > 0).double()
+    first = (_each(model(x), y)[:, 0] * some).sum() / some.sum().clamp(min=1)
+    second = F.l1_loss(model(x), y)
+    return first + second * (first.item() / second.item())
+
+
+def _average_of_a_loss(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    first, second = F.mse_loss(model(x), y), F.l1_loss(model(x), y)
+    model.average = 0.9 * model.average + 0.1 * first.detach()  # type: ignore[assignment,operator]
+    return first + second / (model.average + 1)
+
+
+def _cut_off_columns(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """Classes that are predicted often count less."""
+    weights = 1 / (model(x).softmax(1).sum(0) + 1)
+    return (_each(model(x), y) * (weights / weights.sum()).detach()).mean()
+
+
 ALIKE: dict[str, Loss] = {
     "advantages": _advantages,
     "balanced": _balanced,
@@ -343,6 +393,12 @@ ALIKE: dict[str, Loss] = {
     "columns put together": lambda m, x, y, v: _each(
         m(torch.cat([(x[:, :1] - v.mean()) / v.std(), x[:, 1:]], 1)[v.argsort()]), y[v.argsort()]
     ).mean(),
+    "reversed Huber": _reversed_huber,
+    "by error": _by_error,
+    "by losses": _by_losses,
+    "scaled losses": _scaled_losses,
+    "average of a loss": _average_of_a_loss,
+    "columns cut off": _cut_off_columns,
     "population": lambda m, x, y, v: _each(m(x / torch.std(x, correction=0)), y).mean(),
 }
 """Whose gradients are those of one device."""

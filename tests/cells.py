@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,9 +11,23 @@ import pytest
 
 def sampled(cells: Iterable[Any], one_in: int) -> list[Any]:
     """Parameters for a test: the usual suite runs one cell in so many, the long checks the rest."""
+    return chosen(cells, lambda number: number % one_in == 0)
+
+
+def each_once(names: Iterable[Any], settings: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Parameters for a test of all names with all settings: the usual suite runs each name once,
+    with one setting after the other, the long checks the rest."""
+    cells = [(name, *setting) for name in names for setting in settings]
+    count = len(settings)
+    return chosen(cells, lambda number: number % count == number // count % count)
+
+
+def chosen(cells: Iterable[Any], is_usual: Callable[[int], bool]) -> list[Any]:
+    """Parameters for a test: the usual suite runs some cells, by their number, the long checks the
+    rest."""
     return [
         cell
-        if number % one_in == 0
+        if is_usual(number)
         else pytest.param(*(cell if isinstance(cell, tuple) else (cell,)), marks=pytest.mark.long)
         for number, cell in enumerate(cells)
     ]
@@ -29,14 +43,16 @@ THINNED = {
     "test_bags.py::test_bags_give_the_numbers_of_one_device": 3,
     "test_bags.py::test_sent_bytes_equal_the_formula": 2,
     "test_batch_norms.py::test_workers_whose_batches_differ": 2,
+    "test_branches.py::test_workers_may_decide_on_other_gradients": 3,
     "test_bytes.py::test_sent_bytes_equal_the_formula": 3,
     "test_checkpoint.py::test_a_loaded_state_goes_on": 2,
     "test_compiled.py::test_regions_give_the_same_numbers": 4,
     "test_conversions.py::test_what_python_makes_of_numbers": 2,
-    "test_divisors.py::test_batches_without_rows_count_by_what_means_are_over": 2,
+    "test_divisors.py::test_batches_without_rows_count_by_what_means_are_over": 4,
     "test_divisors.py::test_however_variables_are_synchronised": 2,
     "test_divisors.py::test_means_over_selections": 2,
     "test_divisors.py::test_means_with_learned_weights": 2,
+    "test_divisors.py::test_terms_that_some_workers_leave_out": 2,
     "test_divisors.py::test_the_numbers_of_one_device": 3,
     "test_endings.py::test_all_workers_leave_the_update_out": 3,
     "test_endings.py::test_one_worker": 4,
@@ -56,6 +72,7 @@ THINNED = {
     "test_late.py::test_without_tables_the_last_bucket_is_not_late": 2,
     "test_launch_stops.py::test_a_failing_worker_ends_all": 2,
     "test_leftovers.py::test_what_is_cached_is_computed_anew": 2,
+    "test_lent_acts.py::test_what_a_batch_leaves_out_is_that_of_one_device": 2,
     "test_lookups.py::test_lookup_equals_one_device": 2,
     "test_paper_tables.py::test_placement_changes_bytes_and_no_numbers": 2,
     "test_partial_rows.py::test_training_equals_one_device": 2,

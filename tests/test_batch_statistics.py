@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import batch_statistics
 import pytest
-from cells import sampled
+from cells import each_once
 from pool import Pool
 
 DIVISION = [(4, 4, 4), (6, 2, 3), (3, 5, 1), (5, 3, 2), (2, 7, 4)]
@@ -35,22 +35,15 @@ COLUMNS = {
     "spread of columns": 8 * (2 + 7 + 4 + 4),
     "overlap of columns": 8 * (1 + 4 + 4),
     "codebook": 8 * (1 + 4 + 13),
+    "columns cut off": 8 * (1 + 4),
 }
 """Bytes of columns that they have."""
-CELLS = [
-    (name, size, strategy)
-    for name in (*batch_statistics.ALIKE, *batch_statistics.LEAVES_OUT)
-    for size, strategy in ((3, "HYBRID"), (2, "PS"), (3, "AR"))
-]
+SETTINGS = [(2, "HYBRID"), (3, "HYBRID"), (2, "PS"), (3, "AR")]
 
 
 @pytest.mark.parametrize(
     ("name", "size", "strategy"),
-    [
-        *((name, 2, "HYBRID") for name in batch_statistics.ALIKE),
-        *((name, 2, "HYBRID") for name in batch_statistics.LEAVES_OUT),
-        *sampled(CELLS, 3),
-    ],
+    each_once((*batch_statistics.ALIKE, *batch_statistics.LEAVES_OUT), SETTINGS),
 )
 def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: str) -> None:
     division = [counts[:size] for counts in DIVISION]

@@ -21,8 +21,8 @@ DIVISION = [(4, 4), (6, 2), (3, 5), (5, 3)]
 @pytest.mark.parametrize(
     ("name", "around"),
     [
-        *sampled(itertools.product(checkpointed.MEANS, checkpointed.AROUND), 6),
-        *sampled(itertools.product(checkpointed.STATISTICS, checkpointed.AROUND), 6),
+        *sampled(itertools.product(checkpointed.MEANS, checkpointed.AROUND), 4),
+        *sampled(itertools.product(checkpointed.STATISTICS, checkpointed.AROUND), 19),
     ],
 )
 def test_the_numbers_of_one_device(pool: Pool, name: str, around: str) -> None:

@@ -100,13 +100,16 @@ class Inputs:
         """What the placeholders of the graph are, in their order."""
         python = self.python
         return (
-            *(GraphInput("state", leaf.name) for leaf in self.tensors),
+            *(
+                GraphInput("state", leaf.name, differentiated=leaf.value.requires_grad)
+                for leaf in self.tensors
+            ),
             *(GraphInput("number", leaf.name, number=True) for leaf in self.numbers),
             *(GraphInput("outside", site.name, number=True) for site in self.free.outside),
             *(GraphInput("drawn", draw.name, number=True) for draw in self.drawn),
             *(
                 GraphInput(
-                    "batch", batch_name(i), i, i in python, *self.parts[i], self.is_common(i)
+                    "batch", batch_name(i), i, i in python, *self.parts[i], common=self.is_common(i)
                 )
                 for i in self.lifted
             ),

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from parallax.graph.analysis.cut_off import cut_off
+from parallax.graph.analysis.how_many import expression, product
 from parallax.graph.analysis.loss_terms import REDUCTIONS, SIZES, from_batch
 from parallax.graph.common.operations import is_random, is_view, with_gradient
 from parallax.graph.common.sizes import same_shape
@@ -71,10 +73,16 @@ class BatchElements:
         self._other = set(parameters)
         self._data: set[Node] = set()
         """What follows from the batch and has no gradient, nor is one."""
+        inputs = zip(step.own_placeholders(), step.inputs, strict=True)
+        self._plain = {n for n, item in inputs if item.kind == "state" and not item.differentiated}
+        """What follows from state that requires no gradients, and from nothing of the batch."""
+        self._cut_off = cut_off(step.graph)
         self._gradients: set[Node] = set()
         """What a backward pass computes."""
         self._updated: set[Node] = set()
         """What follows from gradients alone, such as parameters after an update."""
+        self._merged = {count for node in step.graph.nodes for count in self._merges(node)}
+        """How many rows views have that give each row of the batch several, one for each place."""
         for node in step.graph.nodes:
             if node.target in SIZES:
                 if node in self.batch:
@@ -90,6 +98,8 @@ class BatchElements:
                 self._drawn.add(node)
             if node in self._drawn or any(one in self._other for one in node.all_input_nodes):
                 self._other.add(node)
+            if self._is_plain(node):
+                self._plain.add(node)
             if self._is_gradient(node):
                 self._gradients.add(node)
             elif node.op == "call_function" and self._is_updated(node):
@@ -116,12 +126,21 @@ class BatchElements:
             return False
         if node.op == "placeholder":
             return False
-        if node.meta.get("autograd") == "off":
+        if node.meta.get("autograd") == "off" or node in self._cut_off:
             return True
         value = node.meta.get("val")
         if isinstance(value, torch.Tensor) and not value.dtype.is_floating_point:
             return not value.dtype.is_complex
-        return all(one in self._data or one not in self._other for one in with_gradient(node))
+        return all(
+            one in self._data or one in self._plain or one not in self._other
+            for one in with_gradient(node)
+        )
+
+    def _is_plain(self, node: Node) -> bool:
+        if node in self.batch or node in self._drawn or node.op != "call_function":
+            return False
+        changing = [one for one in node.all_input_nodes if one in self._other]
+        return bool(changing) and all(one in self._plain for one in changing)
 
     def is_of_other(self, node: Any) -> bool:
         """Whether a node follows from parameters or random numbers."""
@@ -224,6 +243,27 @@ class BatchElements:
     def are_rows(self, count: Any) -> bool:
         """Whether a size is how many rows each tensor of the batch has."""
         return all(same_shape(value.shape[:1], (count,)) for value in self._given.values())
+
+    def are_places(self, count: Any) -> bool:
+        """Whether a size is how many rows each tensor of the batch has, or how many places all of
+        its rows have, such as pixels."""
+        return self.are_rows(count) or expression(count) in self._merged
+
+    def _merges(self, node: Node) -> Iterator[Any]:
+        if node.target not in _VIEWS or node not in self.batch:
+            return
+        given, made = (one.meta["val"].shape for one in (node.args[0], node))  # type: ignore[union-attr]
+        if made and self.are_rows(given[0] if given else 0):
+            merged = (product(given[:count]) for count in range(2, len(given) + 1))
+            yield from (count for count in merged if count == expression(made[0]))
+
+    def are_sequences(self, count: Any) -> bool:
+        """Whether a size is how many items a batch may have whose first dimension is time: all its
+        tensors have it next, some with features and some without."""
+        values = list(self._given.values())
+        return len({value.dim() for value in values}) > 1 and all(
+            same_shape(value.shape[1:2], (count,)) for value in values
+        )
 
     def _are_groups(self, node: Node) -> bool:
         """Whether a view puts the rows of a batch into groups."""

@@ -14,8 +14,14 @@ from torch.fx import Node
 from parallax.graph.analysis.batch_elements import BatchElements
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.how_many import expression, how_many
+from parallax.graph.analysis.loss_terms import MEAN, NLL, REDUCTIONS, SHAPES, SUM, reduction
 from parallax.graph.common.aliases import memory_of
-from parallax.graph.common.operations import has_one_element, is_view, written_inputs
+from parallax.graph.common.operations import (
+    has_one_element,
+    is_view,
+    with_gradient,
+    written_inputs,
+)
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.statistics import MOST_COLUMNS, VARIANCES, Kind, told_of
@@ -134,7 +140,7 @@ class BatchNumbers:
             for item, node in zip(step.inputs, step.own_placeholders(), strict=True)
             if item.kind == "state" and isinstance(node.meta.get("val"), torch.Tensor)
             for size in node.meta["val"].shape
-            if size != 1
+            if size != 1 and not of_batch.are_sequences(size)
         }
         self.found: dict[Node, Statistic] = {}
         """What can be put together, by its node."""
@@ -147,9 +153,44 @@ class BatchNumbers:
         self.writes: list[tuple[Node, Node]] = []
         """What follows from the numbers alone, and by what it is written to what is kept: that is
         as on one device then, and does not follow from them."""
+        self.detached: set[Node] = set()
+        """Of these, losses and the like that also have gradients."""
         for node in step.graph.nodes:
-            if node.op == "call_function" and of_batch.is_data(node):
-                self._look_at(node)
+            if node.op == "call_function":
+                if node.meta.get("autograd") != "backward":
+                    self._look_at_detached(node)
+                if of_batch.is_data(node):
+                    self._look_at(node)
+
+    def _look_at_detached(self, user: Node) -> None:
+        """Numbers that have gradients, which are not used here."""
+        without = self._of_batch.is_data(user)
+        for node in user.all_input_nodes:
+            if takes_value(user, node) and (without or node not in with_gradient(user)):
+                self._is_detached(node)
+
+    def _is_detached(self, node: Node) -> bool:
+        """Whether a node is a number of the batch, or follows from such alone."""
+        if node in self.alone or node not in self._of_batch.batch:
+            return True
+        if node.op != "call_function" or self._of_batch.is_data(node):
+            return False
+        made: Any = node.args[0] if node.target is operator.getitem else node
+        is_loss = made.target in REDUCTIONS
+        if one := self.loss_of(node, made) if is_loss else self._statistic(node):
+            self._add(one)
+        elif not is_loss and _is_number(node) and all(map(self._is_detached, node.all_input_nodes)):
+            self.follows.add(node)
+            self.alone.add(node)
+        else:
+            return False
+        self.detached.add(node)
+        return True
+
+    def _add(self, one: Statistic) -> None:
+        self.found[one.value] = one
+        self.follows.add(one.value)
+        self.alone.add(one.value)
 
     def _look_at(self, node: Node) -> None:
         inputs = node.all_input_nodes
@@ -159,9 +200,7 @@ class BatchNumbers:
                 self.writes += [(value, node) for value in values]
                 return
         if (one := self._statistic(node)) is not None:
-            self.found[node] = one
-            self.follows.add(node)
-            self.alone.add(node)
+            self._add(one)
         else:
             taken = {takes_value(node, one) for one in inputs if one in self.follows}
             if True in taken:
@@ -187,6 +226,32 @@ class BatchNumbers:
         if kind is None or kind not in kinds:
             return None
         return self._reduction(node, kind, made, numbers)
+
+    def loss_of(self, node: Node, made: Node, numbers: Collection[Node] = ()) -> Statistic | None:
+        """The number that a loss function gives.
+
+        Args:
+            node: the number.
+            made: the function's operation.
+            numbers: other numbers of the batch that it may be computed with.
+        """
+        kind = {MEAN: "mean", SUM: "sum"}.get(reduction(made))
+        source: Any = made.args[1]
+        known = {*self.found, *numbers}
+        if kind is None or not all(
+            isinstance(one, Node) and self._of_batch.adds_up(one, known) for one in made.args[:2]
+        ):
+            return None
+        count = None
+        if made.target in NLL:
+            if node is made or node.args[1] != 0:
+                return None
+            weights = [one for one in made.users if one.args[1] == 1]
+            count = weights[0] if weights and kind == "mean" else None
+        elif not same_shape(source.meta["val"].shape, made.args[0].meta["val"].shape):  # type: ignore[union-attr]
+            return None
+        dims = tuple(range(source.meta["val"].dim()))
+        return Statistic(node, kind, source, made, dims, (), count)  # type: ignore[arg-type]
 
     def mean_of_sum(self, node: Node, summed: Statistic) -> Statistic | None:
         """The mean that a quotient is, of a sum and how many are summed."""
@@ -229,6 +294,8 @@ class BatchNumbers:
     def _product(self, node: Node) -> Statistic | None:
         """A sum over the rows of two tensors, of products of their columns."""
         first, second = node.args
+        while isinstance(first, Node) and _is_scaled(first):
+            first = first.args[0]
         if not isinstance(first, Node) or first.target not in _TRANSPOSED:
             return None
         first = first.args[0]
@@ -264,7 +331,7 @@ class BatchNumbers:
     def _reduces_rows(self, source: Node, dims: Collection[int], shape: Collection[Any]) -> bool:
         whole = source.meta["val"].shape
         known = any(size in self._sizes for size in shape if isinstance(size, int))
-        return known and 0 in dims and self._of_batch.are_rows(whole[0])
+        return known and 0 in dims and self._of_batch.are_places(whole[0])
 
     def _is_other(self, node: Node) -> bool:
         """Whether a node is a number of the batch, or of its columns, that is not found."""
@@ -330,6 +397,8 @@ def _kind(node: Node) -> tuple[Kind | None, Node]:
 def takes_value(node: Node, number: Node) -> bool:
     """Whether what a node computes follows from the value of an input, and not only its size, as
     that of a slice does."""
+    if node.target in SHAPES:
+        return False
     if isinstance(number.meta.get("val"), torch.Tensor):
         return True
     if (
@@ -353,6 +422,12 @@ def reduced_dims(made: Node) -> tuple[tuple[int, ...], tuple[Any, ...]] | None:
     several = given if isinstance(given, list | tuple) else [] if given is None else [given]
     dims = tuple(sorted(one % value.dim() for one in several)) or tuple(range(value.dim()))
     return dims, tuple(size for dim, size in enumerate(value.shape) if dim not in dims)
+
+
+def _is_scaled(node: Node) -> bool:
+    """Whether a node is a tensor times, or by, a number."""
+    by = node.args[1] if node.target in PRODUCTS | QUOTIENTS else None
+    return by is not None and (not isinstance(by, Node) or _is_number(by))
 
 
 def _is_number(node: Node) -> bool:

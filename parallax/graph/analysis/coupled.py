@@ -30,15 +30,11 @@ from parallax.graph.analysis.batch_numbers import (
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.how_many import expression, how_many
 from parallax.graph.analysis.loss_terms import (
-    MEAN,
-    NLL,
     REDUCTIONS,
     SHAPES,
     SIZES,
-    SUM,
     losses,
     made_of,
-    reduction,
 )
 from parallax.graph.common.operations import ancestors, is_view
 from parallax.graph.common.sizes import same_shape
@@ -177,34 +173,13 @@ class Coupled:
             return found
         made: Any = node.args[0] if node.target is operator.getitem else node
         if made.target in REDUCTIONS:
-            return self._loss(node, made)
+            return self._numbers.loss_of(node, made, self._known)
         part: Any = node.args[0] if node.args else None
         if node.target in QUOTIENTS and isinstance(part, Node):
             summed = self._known.get(part)
             if summed is not None and summed.kind == "sum":
                 return self._numbers.mean_of_sum(node, summed)
         return None
-
-    def _loss(self, node: Node, made: Node) -> Statistic | None:
-        """Of a function of losses that gives one number."""
-        kind = {MEAN: "mean", SUM: "sum"}.get(reduction(made))
-        source: Any = made.args[1]
-        if kind is None or not all(map(self._adds_up, made.args[:2])):
-            return None
-        count = None
-        if made.target in NLL:
-            if node is made or node.args[1] != 0:
-                return None
-            weights = [one for one in made.users if one.args[1] == 1]
-            count = weights[0] if weights and kind == "mean" else None
-        elif not same_shape(source.meta["val"].shape, made.args[0].meta["val"].shape):  # type: ignore[union-attr]
-            return None
-        dims = tuple(range(source.meta["val"].dim()))
-        return Statistic(node, kind, source, made, dims, (), count)  # type: ignore[arg-type]
-
-    def _adds_up(self, node: Any) -> bool:
-        numbers = {*self._numbers.found, *self._known}
-        return isinstance(node, Node) and self._of_batch.adds_up(node, numbers)
 
     def _couple(
         self, ends: Sequence[Node], mixed: Sequence[Node], relevant: Collection[Node]
@@ -254,7 +229,7 @@ class Coupled:
             return False
         if not isinstance(value, torch.Tensor) or not value.dim():
             return False
-        return self._of_batch.are_rows(value.shape[0])
+        return self._of_batch.are_places(value.shape[0])
 
     def _has_size(self, node: Node, sizes: Collection[Any]) -> bool:
         """Whether a number is computed with one that may be a size of this worker's batch."""

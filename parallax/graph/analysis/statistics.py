@@ -31,7 +31,7 @@ from parallax.graph.analysis.divisors import Divisor
 from parallax.graph.analysis.loss_terms import REDUCTIONS, losses, made_of
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.interface import GraphInput
-from parallax.graph.common.operations import is_view, is_write, written_inputs
+from parallax.graph.common.operations import is_view, is_write, with_gradient, written_inputs
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -130,6 +130,8 @@ def statistics(
             if value not in numbers.follows and value not in numbers.others:
                 continue
             if not takes_value(node, value):
+                continue
+            if value in numbers.detached and value in with_gradient(node):
                 continue
             if value not in numbers.others and degrees.of(value) == 0 and _takes(node, value):
                 uses.append((value, node))

@@ -31,6 +31,8 @@ class GraphInput:
     listed: str = ""
     """Of the batch, in which list or tuple it is, or in the mappings of which one by which keys;
     nothing if it is in none."""
+    differentiated: bool = False
+    """Of the state, a tensor that requires a gradient."""
     common: bool = False
     """Of the batch, a part that has the same values on all workers, such as weights of classes."""
 
