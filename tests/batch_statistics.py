@@ -393,6 +393,18 @@ ALIKE: dict[str, Loss] = {
     "columns put together": lambda m, x, y, v: _each(
         m(torch.cat([(x[:, :1] - v.mean()) / v.std(), x[:, 1:]], 1)[v.argsort()]), y[v.argsort()]
     ).mean(),
+    "means of columns": lambda m, x, y, v: (
+        (_each(m(x), y) * y).sum(0) / y.sum(0).clamp(min=1)
+    ).mean(),
+    "weights by counts": lambda m, x, y, v: F.cross_entropy(
+        m(x), y.argmax(1), weight=len(y) / (3 * (y.sum(0) + 1))
+    ),
+    "weights of one on average": lambda m, x, y, v: (
+        _each(m(x), y)[:, 0] * (v.exp() / v.exp().sum() * len(v))
+    ).mean(),
+    "by hand, less one": lambda m, x, y, v: (
+        _each(m(x), y)[:, 0] / ((v - v.mean()).square().sum() / (len(v) - 1)).sqrt()
+    ).mean(),
     "reversed Huber": _reversed_huber,
     "by error": _by_error,
     "by losses": _by_losses,
@@ -408,7 +420,6 @@ LEFT: dict[str, Loss] = {
     "share": _share,
     "middle": lambda m, x, y, v: (_each(m(x), y)[:, 0] * (v - v.median())).mean(),
     "norm": lambda m, x, y, v: (_each(m(x), y)[:, 0] * v / v.norm()).mean(),
-    "of columns": lambda m, x, y, v: ((_each(m(x), y) * y).sum(0) / y.sum(0).clamp(min=1)).mean(),
     "selected": lambda m, x, y, v: m(x)[v > v.mean()].square().mean(),
 }
 """Which stay each worker's own, and are told."""

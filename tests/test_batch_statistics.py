@@ -24,6 +24,7 @@ ROUNDS = {
     "spread of columns": 2,
     "standardised": 2,
     "concordance": 4,
+    "by hand, less one": 2,
 }
 """Messages of a step, where there are several."""
 COLUMNS = {
@@ -36,6 +37,8 @@ COLUMNS = {
     "overlap of columns": 8 * (1 + 4 + 4),
     "codebook": 8 * (1 + 4 + 13),
     "columns cut off": 8 * (1 + 4),
+    "means of columns": 8 * (1 + 4 + 4),
+    "weights by counts": 8 * (1 + 4),
 }
 """Bytes of columns that they have."""
 SETTINGS = [(2, "HYBRID"), (3, "HYBRID"), (2, "PS"), (3, "AR")]

@@ -7,6 +7,7 @@ import functools
 import itertools
 import logging
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.fx import Node
 
 from parallax.graph.analysis.batch_numbers import ROWS, Statistic
 from parallax.graph.analysis.coupled import Scaled
-from parallax.graph.analysis.statistics import Statistics
+from parallax.graph.analysis.statistics import Size, Statistics
 from parallax.graph.analysis.totals import Batches, statistics_of
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.hashes import hash_of
@@ -29,6 +30,11 @@ from parallax.rewrite.early import at_the_start, known_early
 from parallax.rewrite.term_keys import TermKeys
 
 aten: Any = torch.ops.aten
+
+_OF_TENSORS: dict[Any, Any] = {
+    aten.mul.Scalar: aten.mul.Tensor,
+    aten.div.Scalar: aten.div.Tensor,
+}
 
 logger = logging.getLogger("parallax")
 
@@ -85,6 +91,9 @@ class _Exchanges:
         """By what a number is used now, and what used it."""
         self._started: Node | None = None
         """Where the last message starts."""
+        self._sized = {size.summed for size in wanted.sizes.values()}
+        self._counts: dict[Statistic, tuple[Node, Any]] = {}
+        """Of sums, over how many elements they are: of all batches, and of this worker's."""
         self._known: dict[Node, Node] = {}
         """In place of this worker's own: what follows from the statistics of all."""
 
@@ -135,8 +144,11 @@ class _Exchanges:
         with work.graph.inserting_before(first):
             found = work.call(finish, resource, 0)
             for one in statistics:
-                number = work.item(found, used.index(firsts[one.key]))
-                self._known[one.value] = _as_it_was(work, one, number)
+                place = used.index(firsts[one.key])
+                self._known[one.value] = _as_it_was(work, one, work.item(found, place))
+                if one in self._sized:
+                    whole = _number(work.item(found, len(spec.kinds) + place))
+                    self._counts[one] = whole, numbers[3 * place]
             several = len(spec.kinds)
             for each in scaled:
                 place = used.index(firsts[each.statistic.key])
@@ -266,6 +278,26 @@ class _Exchanges:
             graph = work.graph
             with graph.inserting_before(first) if is_early else graph.inserting_after(node):
                 self._known[node] = graph.node_copy(node, self._in_place_of)
+            if (size := self._wanted.sizes.get(node)) is not None:
+                self._resize(self._known[node], size)
+
+    def _resize(self, node: Node, size: Size) -> None:
+        """Let a number be computed with the size of all workers' batches."""
+        graph, (whole, count) = self._work.graph, self._counts[size.summed]
+        own: Any = node.args[size.place]
+        kind = node.meta["val"].dtype
+        with graph.inserting_before(node):
+            # As often as there are elements, or rows.
+            each = own
+            if size.more:
+                is_node = isinstance(own, Node)
+                each = add_call(graph, operator.sub, own, size.more) if is_node else own - size.more
+            share = add_call(graph, aten.div.Tensor, whole, count)
+            found = add_call(graph, aten.mul.Tensor, share, each)
+            found = add_call(graph, aten.add.Scalar, found, size.more) if size.more else found
+            found = add_call(graph, aten._to_copy.default, found, dtype=kind)
+        node.update_arg(size.place, found)
+        node.target = _OF_TENSORS.get(node.target, node.target)
 
     def _in_place_of(self, node: Node) -> Node:
         return self._known.get(node, node)

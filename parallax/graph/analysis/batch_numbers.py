@@ -258,6 +258,14 @@ class BatchNumbers:
         is_mean = self._is_size(node.args[1], summed)
         return self._of_sum(node, "mean", summed, node.args[1]) if is_mean else None
 
+    def size_of(self, number: Any, summed: Statistic) -> int | None:
+        """What a number is more than how many elements are summed, or how many rows: zero, or one
+        less for what is free of them; None if it is neither."""
+        size = _whole_number(number)
+        if size is None:
+            return None
+        return next((more for more in (0, -1) if self._counts(size - more, summed)), None)
+
     def _statistic(self, node: Node) -> Statistic | None:
         kind, made = _kind(node)
         if kind is not None:
@@ -362,11 +370,10 @@ class BatchNumbers:
 
     def _is_size(self, number: Any, summed: Statistic) -> bool:
         """Whether a number is how many elements are summed, or how many rows."""
-        size = known_number(number)
-        if isinstance(size, float) and size.is_integer():
-            size = int(size)
-        if not isinstance(size, int | torch.SymInt):
-            return False
+        size = _whole_number(number)
+        return size is not None and self._counts(size, summed)
+
+    def _counts(self, size: int | torch.SymInt, summed: Statistic) -> bool:
         whole = how_many(summed.source) if not summed.shape else None
         return expression(size) in (whole, *self._rows)
 
@@ -422,6 +429,13 @@ def reduced_dims(made: Node) -> tuple[tuple[int, ...], tuple[Any, ...]] | None:
     several = given if isinstance(given, list | tuple) else [] if given is None else [given]
     dims = tuple(sorted(one % value.dim() for one in several)) or tuple(range(value.dim()))
     return dims, tuple(size for dim, size in enumerate(value.shape) if dim not in dims)
+
+
+def _whole_number(number: Any) -> int | torch.SymInt | None:
+    size = known_number(number)
+    if isinstance(size, float) and size.is_integer():
+        size = int(size)
+    return size if isinstance(size, int | torch.SymInt) else None
 
 
 def _is_scaled(node: Node) -> bool:

@@ -36,7 +36,7 @@ from parallax.graph.analysis.loss_terms import (
     losses,
     made_of,
 )
-from parallax.graph.common.operations import ancestors, is_view
+from parallax.graph.common.operations import ancestors, has_one_element, is_view
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.statistics import VARIANCES, Kind
@@ -164,7 +164,9 @@ class Coupled:
         if node.target in PRODUCTS:
             return sum(map(self._is_inside, node.args)) == 1
         if node.target in QUOTIENTS:
-            return self._is_inside(first) and not self._is_inside(rest[0])
+            # Divided by a number of each column, it is that of none but all workers' batches.
+            by_columns = rest[0] in self._numbers.alone and not has_one_element(rest[0])
+            return self._is_inside(first) and not self._is_inside(rest[0]) and not by_columns
         return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
 
     def _statistic(self, node: Node) -> Statistic | None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import collections
 import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
@@ -37,6 +37,7 @@ from parallax.ops import marks
 
 aten: Any = torch.ops.aten
 
+_WITH_SIZES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
 _ADDED = {
     aten.add.Tensor,
     aten.sub.Tensor,
@@ -56,6 +57,20 @@ _LINEAR = {aten.mean.default, aten.mean.dim, *SUMS}
 """The same, of the numbers of several columns."""
 _SMALL = 1.0
 """Up to it, what is added to a number or bounds it only keeps it from being zero."""
+
+
+class Size(NamedTuple):
+    """A size of this worker's batch that numbers are computed with.
+
+    Args:
+        place: which argument it is.
+        summed: a sum over elements, of which it is the number, or that of their rows.
+        more: than that number.
+    """
+
+    place: int
+    summed: Statistic
+    more: int
 
 
 @dataclass(frozen=True)
@@ -79,6 +94,9 @@ class Statistics:
     left: tuple[Node, ...]
     rounds: tuple[tuple[Statistic, ...], ...]
     scaled: tuple[Scaled, ...] = ()
+    sizes: Mapping[Node, Size] = field(default_factory=dict)
+    """What numbers are multiplied with or divided by, where that has to be the size of the whole
+    batch."""
 
     def following(self, values: Collection[Node]) -> set[Node]:
         """What values are computed of, as far as it follows from a statistic, with these."""
@@ -150,6 +168,7 @@ def statistics(
         tuple(left),
         _rounds(step, of_batch, numbers, uses),
         tuple(coupled.scaled),
+        degrees.sizes,
     )
 
 
@@ -263,8 +282,12 @@ class _Degrees:
         self._of_batch = of_batch
         self._numbers = numbers
         self._known: dict[Node, int | None] = {}
+        self._sums: dict[Node, Statistic] = {}
+        """One that a number follows from."""
+        self.sizes: dict[Node, Size] = {}
         for node in step.graph.nodes:  # in order, so that those of inputs are known
             if node in numbers.follows:
+                self._note_sum(node)
                 self._known[node] = self._degree(node)
 
     def of(self, node: Any) -> int | None:
@@ -291,13 +314,36 @@ class _Degrees:
             first, second = (self.of(one) for one in arguments[:2])
             if first is None or second is None:
                 return None
-            return first + second if node.target in PRODUCTS else first - second
+            degree = first + second if node.target in PRODUCTS else first - second
+            return 0 if degree and self._cancels(node, degree) else degree
         if node.target is aten.reciprocal.default:
             (inverse,) = degrees
             return None if inverse is None else -inverse
         if len({*degrees}) == 1 and self._keeps_degree(node, inputs):
             return degrees[0]
         return 0 if not any(degrees) else None
+
+    def _note_sum(self, node: Node) -> None:
+        one = self._numbers.found.get(node)
+        sums = [one] if one is not None and one.kind == "sum" else []
+        sums += [self._sums[i] for i in node.all_input_nodes if i in self._sums]
+        if sums:
+            self._sums[node] = sums[0]
+
+    def _cancels(self, node: Node, degree: int) -> bool:
+        """Whether a number is multiplied with, or divided by, how many elements a sum has that is
+        in it: ``len(y) / (classes * counts)``."""
+        if node not in self._sums or node.target not in _WITH_SIZES:
+            return False
+        is_product = node.target in PRODUCTS
+        if degree != (-1 if is_product else 1):
+            return False
+        for place in (0, 1) if is_product else (1,):
+            more = self._numbers.size_of(node.args[place], self._sums[node])
+            if more is not None:
+                self.sizes[node] = Size(place, self._sums[node], more)
+                return True
+        return False
 
     def _keeps_degree(self, node: Node, inputs: Collection[Node]) -> bool:
         if node.target not in _ADDED | _BOUNDS:
