@@ -292,6 +292,24 @@ def _by_error(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tenso
     return (error * (weight / weight.max()).detach()).mean()
 
 
+def _by_hardness(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """Rows count by the loss of their label, relative to its mean."""
+    each = F.cross_entropy(model(x), y.argmax(-1), reduction="none")
+    with torch.no_grad():
+        weight = (each / each.mean()).clamp(max=2)
+    return (each * weight).mean() + (each - each.detach().mean()).abs().mean()
+
+
+def _with_spread(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor
+) -> torch.Tensor:
+    """A risk of the mean and the deviation of losses."""
+    each = F.cross_entropy(model(x), y.argmax(-1), reduction="none")
+    return each.mean() + 0.5 * each.std() + model(x).var()
+
+
 def _by_losses(model: nn.Module, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Losses weighted by how large they are."""
     first, second = F.mse_loss(model(x), y), F.cross_entropy(model(x), y.argmax(-1))
@@ -407,6 +425,9 @@ ALIKE: dict[str, Loss] = {
     ).mean(),
     "reversed Huber": _reversed_huber,
     "by error": _by_error,
+    "by hardness": _by_hardness,
+    "with spread": _with_spread,
+    "spread": lambda m, x, y, v: -m(x).std(),
     "by losses": _by_losses,
     "scaled losses": _scaled_losses,
     "average of a loss": _average_of_a_loss,

@@ -176,9 +176,12 @@ class BatchElements:
             one.op == "placeholder"
             or one not in self.batch
             or all(map(_is_size, one.all_input_nodes))  # as a range is
-            or (one not in self._gradients and (_is_alike(one) or self.is_of_model(one)))
+            or (one not in self._gradients and self._is_in_place(one))
             for one in elements(node, numbers)
         )
+
+    def _is_in_place(self, node: Node) -> bool:
+        return _is_alike(node) or node.target in REDUCTIONS or self.is_of_model(node)
 
     def is_by_row(self, node: Node) -> bool:
         """Whether each row of what a node gives follows from the same row of what it is given, or

@@ -124,7 +124,9 @@ class Coupled:
             elif self._is_forward(node):
                 self._look_at(node)
         inner = made_of(loss for loss, _ in losses(step.graph))
-        bent = [node for node, is_sum in self._region.items() if not is_sum and node in inner]
+        bent = [node for node, is_sum in self._region.items() if not is_sum]
+        bent += [node for node, one in self._known.items() if one.kind in VARIANCES]
+        bent = [node for node in bent if node in inner]
         mixed = [
             node
             for node in [*self._known, *self._region]
