@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from parallax.ops.statistics import MOST, VARIANCES, StatisticsSpec
+from parallax.ops.statistics import MOST, VARIANCES, Kind, StatisticsSpec
 from parallax.runtime.comm.pending import Pending
 from parallax.runtime.comm.world import World
 
@@ -49,12 +49,21 @@ class BatchStatistics:
         words[0] = _ABSENT
         kept = len(self._single)
         words[0, :kept] = words.new_tensor([spec.keys[place] for place in self._single])
-        self._words = words
         self._columns = words.new_zeros(1 + spec.length if spec.length else 0)
         self._columns[:1] = spec.layout
         self._sent = words.new_zeros(4 * MOST + len(self._columns))
         self._sent[:MOST] = _ABSENT
+        if self._travels:
+            self._sent[: 4 * MOST] = words.view(-1)
+            words = self._sent[: 4 * MOST].view(4, MOST)
+        self._words = words
         self._gathered = words.new_zeros(world.size, len(self._sent))
+        self._alike = words[0].expand(world.size, count).clone()
+        """The keys, if all workers have the same statistics."""
+        kinds = [spec.kinds[place] for place in self._single]
+        self._kinds = set(kinds)
+        corrections = [spec.corrections[place] for place in self._single]
+        self._corrections = words.new_tensor(corrections)
 
     def start(self, number: int, numbers: Sequence[Any]) -> None:
         """Send this worker's numbers."""
@@ -63,8 +72,6 @@ class BatchStatistics:
         if kept := len(self._single):
             own = self._as_numbers(self._of(numbers, self._single)).view(kept, 3).T
             self._words[1:, :kept] = torch.where(own[:1] > 0, own, 0.0)  # of nothing, no number
-        if self._travels:
-            self._sent[: 4 * MOST] = self._words.view(-1)
         if self._several:
             told = list(self._told_of_columns(numbers))
             self._columns[1 : 1 + sum(map(len, told))] = torch.cat(told)
@@ -87,6 +94,8 @@ class BatchStatistics:
         return [one for place in places for one in numbers[3 * place : 3 * place + 3]]
 
     def _as_numbers(self, values: Sequence[Any]) -> torch.Tensor:
+        if self._words.device.type == "cpu":  # a device would be waited for
+            return self._words.new_tensor([float(one) for one in values])
         are_tensors = [isinstance(one, torch.Tensor) for one in values]
         pairs = list(zip(values, are_tensors, strict=True))
         # Those that are Python's in one copy to the device.
@@ -104,22 +113,24 @@ class BatchStatistics:
         self._pending = None
         found: dict[int, torch.Tensor] = {}
         means: dict[int, torch.Tensor] = {}
-        own = self._words[:, : len(self._single)]
-        told = self._gathered[:, : 4 * MOST].view(-1, 4, MOST)
-        keys, *parts = (told if self._travels else own.unsqueeze(0)).unbind(1)
-        same = keys.unsqueeze(2) == own[0]  # by worker, place in its message, and own statistic
-        by_worker = [torch.where(same, values.unsqueeze(2), 0.0).sum(1) for values in parts]
-        for number, place in enumerate(self._single):
-            told_of = [values[:, number] for values in by_worker]
-            found[place], means[place] = self._whole(place, *told_of)
-        wholes = dict(zip(self._single, by_worker[0].sum(0).unbind(), strict=True))
+        wholes: dict[int, torch.Tensor] = {}
+        if self._single:
+            known, (count, value, variance) = self._by_worker()
+            by_kind, mean = self._wholes(count, value, variance)
+            for number, place in enumerate(self._single):
+                found[place] = by_kind[self.spec.kinds[place]][number]
+                means[place] = mean[number]
+            wholes.update(zip(self._single, count.sum(0).unbind(), strict=True))
+        else:
+            known = None
         columns = self._gathered[:, 4 * MOST :]
-        alike = columns[:, :1] == self._columns[:1]
-        self._tell(same, alike)
+        alike = columns[:, :1] == self._columns[:1] if self._several else None
+        self._tell(known, alike)
         start = 1
         for place in self._several:
             width = self.spec.columns[place]
             several = self.spec.kinds[place] in VARIANCES
+            assert alike is not None
             counts = torch.where(alike, columns[:, start : start + 1], 0.0)
             start += 1
             parts = [
@@ -132,13 +143,59 @@ class BatchStatistics:
         places = range(len(self.spec.keys))
         return [of[place] for of in (found, wholes, means) for place in places]
 
-    def _tell(self, same: torch.Tensor, alike: torch.Tensor) -> None:
-        """Say it where workers leave out what is over all elements of their batches, too."""
+    def _by_worker(self) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """What each worker tells of this one's numbers, and which it tells of; if that is known at
+        once, None for all."""
+        kept = len(self._single)
+        own = self._words[:, :kept]
+        told = self._gathered[:, : 4 * MOST].view(-1, 4, MOST)
+        if not self._travels:
+            return None, list(own[1:].unsqueeze(1).unbind(0))
+        # A device would be waited for to see it.
+        if told.device.type == "cpu" and torch.equal(told[:, 0], self._alike):
+            return None, list(told[:, 1:, :kept].unbind(1))
+        keys, *parts = told.unbind(1)
+        same = keys.unsqueeze(2) == own[0]  # by worker, place in its message, and own statistic
+        return same.any(1), [torch.where(same, one.unsqueeze(2), 0.0).sum(1) for one in parts]
+
+    def _wholes(
+        self, count: torch.Tensor, value: torch.Tensor, variance: torch.Tensor
+    ) -> tuple[dict[Kind, torch.Tensor], torch.Tensor]:
+        """By kind all numbers of all batches, as if they were of it; and their means.
+
+        Args:
+            count, value, variance: by worker and number. Those of nothing are zero.
+        """
+        found: dict[Kind, torch.Tensor] = {}
+        whole = count.sum(0)
+        mean = found["mean"] = (count * value).sum(0) / whole
+        if "sum" in self._kinds:
+            found["sum"] = value.sum(0)
+        if "largest" in self._kinds:
+            found["largest"] = torch.where(count > 0, value, -math.inf).amax(0)
+        if "smallest" in self._kinds:
+            found["smallest"] = torch.where(count > 0, value, math.inf).amin(0)
+        if not self._kinds.isdisjoint(VARIANCES):
+            off = (count * (variance + (value - mean).square())).sum(0)
+            found["variance"] = off / (whole - self._corrections).clamp(min=0)
+            found["deviation"] = found["variance"].sqrt()
+        return found, mean
+
+    def _tell(self, known: torch.Tensor | None, alike: torch.Tensor | None) -> None:
+        """Say it where workers leave out what is over all elements of their batches, too.
+
+        Args:
+            known: by worker and number, whether it tells of it; None if it does of all.
+            alike: by worker, whether it has the same columns; None if there are none.
+        """
         if self._looks == 0 or not any(self.spec.lines):
             return
         self._looks -= 1  # to look waits for a device
-        left_out = dict(zip(self._single, (~same.any(1)).any(0).tolist(), strict=True))
-        left_out.update(dict.fromkeys(self._several, not bool(alike.all())))
+        left_out = dict.fromkeys(self._single, False)
+        if known is not None:
+            left_out.update(zip(self._single, (~known).any(0).tolist(), strict=True))
+        if alike is not None:
+            left_out.update(dict.fromkeys(self._several, not bool(alike.all())))
         for place, line in enumerate(self.spec.lines):
             if line and left_out[place]:
                 self._looks = 0
