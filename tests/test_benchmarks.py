@@ -110,6 +110,21 @@ def test_copies_of_a_step_are_told() -> None:
     assert numbers[1][-1] == 0
 
 
+@pytest.mark.long
+def test_what_numbers_of_the_batch_cost_is_told() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.batch_numbers", "--rounds", "1", "--steps", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split("│")[1:-1] for line in done.stdout.splitlines() if "│" in line]
+    assert [int(cells[-1]) for cells in lines] == [0, 1552, 512, 512, 4 * 512]
+    assert all(float(cell) > 0 for cells in lines for cell in cells[1:3])
+
+
 def test_collectives_that_are_timed_move_what_they_should(pool: Pool) -> None:
     for found in pool.run(4, collectives.moved):
         assert all(found.values()), found
