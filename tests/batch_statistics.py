@@ -441,6 +441,8 @@ LEFT: dict[str, Loss] = {
     "share": _share,
     "middle": lambda m, x, y, v: (_each(m(x), y)[:, 0] * (v - v.median())).mean(),
     "norm": lambda m, x, y, v: (_each(m(x), y)[:, 0] * v / v.norm()).mean(),
+    "largest with a gradient": lambda m, x, y, v: (m(x) / m(x).abs().max()).square().mean(),
+    "norm with a gradient": lambda m, x, y, v: (m(x) / m(x).norm()).abs().mean(),
     "selected": lambda m, x, y, v: m(x)[v > v.mean()].square().mean(),
 }
 """Which stay each worker's own, and are told."""

@@ -79,4 +79,4 @@ def test_what_is_none_sends_nothing(pool: Pool, name: str) -> None:
     for far, sent, said in pool.run(2, batch_statistics.train, name, division, "HYBRID"):
         assert sent == 0
         assert far < ROUNDING or name in ("size", "logged")
-        assert not any("over each worker's own batch" in text for text in said)
+        assert not any("of each worker's own batch" in text for text in said)

@@ -225,9 +225,10 @@ def tell_of_means(analysis: Analysis, config: Config, batches: Batches) -> None:
         )
     elif left := statistics_of(step, variables, batches.by_rows).left:
         logger.warning(
-            "the loss is computed with a sum or a mean over each worker's own batch, which on one "
-            "device is over the whole batch, in a way that is not seen through (%s): let the loss "
-            "follow from means, variances, extremes and quotients of sums, or compute it outside",
+            "the loss is computed with a number of each worker's own batch, such as a sum, which "
+            "on one device is of the whole batch, in a way that is not seen through (%s): let the "
+            "loss follow from means, variances and quotients of sums, or from these and extremes "
+            "without a gradient, or compute it outside",
             line_of(left[0]),
         )
     if batches.by_rows and (where := means_of_items(step, variables)) is not None:

@@ -227,6 +227,19 @@ class BatchNumbers:
             return None
         return self._reduction(node, kind, made, numbers)
 
+    def is_whole(self, node: Node, numbers: Collection[Node]) -> bool:
+        """Whether a node is a number of the whole batch of which no gradient is known.
+
+        Args:
+            node: it.
+            numbers: other numbers of the batch that it may be computed with.
+        """
+        extremes: tuple[Kind, ...] = ("largest", "smallest")
+        found = self.reduction_of(node, extremes, numbers)
+        return (found is not None and not found.shape) or (
+            node.target in _OTHERS and self._is_other(node)
+        )
+
     def loss_of(self, node: Node, made: Node, numbers: Collection[Node] = ()) -> Statistic | None:
         """The number that a loss function gives.
 

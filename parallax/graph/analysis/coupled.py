@@ -108,6 +108,8 @@ class Coupled:
         self._region: dict[Node, bool] = {}
         """What follows from them alone, and whether as a sum of them."""
         self._backward: dict[int, list[Node]] = collections.defaultdict(list)
+        self._others: list[Node] = []
+        """Extremes, norms and the like."""
         self.found: dict[Node, Statistic] = {}
         """The means and sums that have to be those of the whole batch, by their nodes."""
         self.uses: list[tuple[Node, Node]] = []
@@ -132,6 +134,7 @@ class Coupled:
             for node in [*self._known, *self._region]
             if node in inner and any(self._mixes(user) for user in node.users if user in inner)
         ]
+        self.left += [node for node in self._others if node in inner]
         if bent or mixed:
             order = {node: place for place, node in enumerate(step.graph.nodes)}
             self._couple(sorted({*bent, *mixed}, key=order.__getitem__), mixed, relevant)
@@ -146,6 +149,9 @@ class Coupled:
     def _look_at(self, node: Node) -> None:
         if (one := self._statistic(node)) is not None:
             self._known[node] = one
+            return
+        if self._numbers.is_whole(node, self._known):
+            self._others.append(node)
             return
         inside = [one for one in node.all_input_nodes if self._is_inside(one)]
         others = [one for one in node.all_input_nodes if one not in inside]
@@ -199,7 +205,7 @@ class Coupled:
         if len(by_rows) > _MOST_MEANS or any(self._has_size(node, sizes) for node in region):
             is_known = False
         if not is_whole or not is_known:
-            self.left = [ends[0]]
+            self.left.append(ends[0])
             return
         self.found = found
         self.scaled = scaled
