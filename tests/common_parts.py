@@ -76,6 +76,7 @@ def _mask(_: torch.Tensor) -> torch.Tensor:
 COMMON: dict[str, tuple[Loss, Any]] = {
     "weights of classes": (_weights_of_classes, lambda y: {"weights": _weights(y)}),
     "prior": (_prior, lambda y: {"weights": _weights(y)}),
+    "not used": (lambda m, x, y, given: F.cross_entropy(m(x).mean(1), y), _weights),
     "mask": (_masked, lambda y: {"mask": _mask(y)}),
     "several": (
         _several,

@@ -246,7 +246,8 @@ def _trace(asked: _Asked) -> _Traced:
     reals = [leaf.value for leaf in inputs.tensors]
     draws = Draws(objects, asked.streams, asked.drawn)
     given = zip(inputs.lifted, fakes.batch, strict=True)
-    rows = [one.shape[0] for i, one in given if one.dim() and not inputs.is_common(i)]
+    common = inputs.common_places
+    rows = [one.shape[0] for i, one in given if one.dim() and i not in common]
     traced = _Traced(inputs, env, sizes, Snapshot(objects), draws, rows)
     recording, left = traced.recording, traced.left
     lender = Lender(objects, inputs.tensors, recording, asked.lent)
@@ -372,6 +373,7 @@ def _step_graph(asked: _Asked, traced: _Traced, module: torch.fx.GraphModule) ->
         places=tuple(left.places),
         sizes=traced.sizes if asked.varying else None,
         rows=tuple(traced.rows),
+        common=traced.inputs.common_places,
         decisions=env.decisions,
         looked=env.looked,
         differentiated=recording.differentiated,

@@ -108,16 +108,15 @@ class Inputs:
             *(GraphInput("outside", site.name, number=True) for site in self.free.outside),
             *(GraphInput("drawn", draw.name, number=True) for draw in self.drawn),
             *(
-                GraphInput(
-                    "batch", batch_name(i), i, i in python, *self.parts[i], common=self.is_common(i)
-                )
+                GraphInput("batch", batch_name(i), i, i in python, *self.parts[i])
                 for i in self.lifted
             ),
         )
 
-    def is_common(self, index: int) -> bool:
-        """Whether all workers have the same in a place of the batch."""
-        return self.parts[index][0] in self.common
+    @property
+    def common_places(self) -> frozenset[int]:
+        """The places of the batch in which all workers have the same."""
+        return frozenset(i for i, (part, _) in enumerate(self.parts) if part in self.common)
 
     def values(self) -> dict[str, Any]:
         """All that is known before the step runs, by name, but for the state's tensors."""

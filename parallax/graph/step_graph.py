@@ -92,6 +92,8 @@ class StepGraph:
     rows: tuple[int | torch.SymInt, ...] = ()
     """How many rows the batch's tensors have, also those that the graph has no use for; without
     parts that have the same values on all workers."""
+    common: frozenset[int] = frozenset()
+    """Places of the batch that have the same values on all workers, such as weights of classes."""
     gradients: Gradients = ()
     acts: Sequence[Act] = ()
     """Its backward passes, and steps of optimizers and schedulers, in their order."""
@@ -114,11 +116,11 @@ class StepGraph:
     def graph(self) -> torch.fx.Graph:
         return self.graph_module.graph
 
-    def given(self) -> dict[torch.fx.Node, GraphInput]:
+    def given(self) -> list[torch.fx.Node]:
         """The placeholders of what each worker's batch brings: not of parts that have the same
         values on all workers."""
         inputs = zip(self.own_placeholders(), self.inputs, strict=True)
-        return {node: item for node, item in inputs if item.kind == "batch" and not item.common}
+        return [n for n, item in inputs if item.kind == "batch" and item.index not in self.common]
 
     @property
     def decides_by_batch(self) -> bool:

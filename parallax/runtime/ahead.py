@@ -182,7 +182,9 @@ class Course:
         if announced is not None:
             present = announced.step
         else:
-            present = self._weighing.step(self._plan(program, number), number, flat, program.common)
+            present = self._weighing.step(
+                self._plan(program, number), number, flat, program.step.common
+            )
         self.ids_came_ahead = present.told
         coming = [] if moving or self._batches is None else self._batches.after(flat)
         self.goes_on = bool(coming)
@@ -208,7 +210,9 @@ class Course:
 
     def _announced(self, program: Program, number: int, flat: Sequence[Any]) -> Announced:
         ids = functools.cache(lambda: program.ids(flat))
-        step = self._weighing.step(self._plan(program, number), number, flat, program.common, ids)
+        step = self._weighing.step(
+            self._plan(program, number), number, flat, program.step.common, ids
+        )
         return Announced(step, program, flat, versions_of(flat))
 
     def _program(self, batch: Sequence[Any], signature: Signature) -> Program | None:

@@ -42,7 +42,7 @@ from parallax.rewrite.timeline import computation_alone, timeline
 from parallax.runtime.binding import bind
 from parallax.runtime.choosing import StrategyChoice
 from parallax.runtime.comm.control import StepControl
-from parallax.runtime.comm.weighing import Weighing
+from parallax.runtime.comm.weighing import Weighing, without
 from parallax.runtime.comm.world import World
 from parallax.runtime.deciding import with_gradients_of_all
 from parallax.runtime.exchange.resources import ResourcePool
@@ -207,8 +207,7 @@ class Preparation:
         if self.choice.strategy is None and not step.gradients:
             raise no_backward(self._objects)
         if first and self._config.average_dense and self._config.average_sparse:
-            own = {item.index for item in step.given().values()}
-            note_sums(step, [item for place, item in enumerate(flat) if place in own])
+            note_sums(step, without(flat, step.common))
             note_bent_gradients(step)
             note_inner_gradients(step)
         for note in step.notes:

@@ -91,8 +91,6 @@ class Program:
             if item.kind != "batch"
         ]
         self._batch = [i.index for i in self.step.inputs if i.kind == "batch"]
-        self.common = frozenset(i.index for i in self.step.inputs if i.common)
-        """Places of the batch that have the same values on all workers."""
         own = zip(self.step.inputs, self.step.own_placeholders(), strict=True)
         self._shaped = [
             (state.reader(item.name), node.meta["val"].shape)

@@ -33,8 +33,6 @@ class GraphInput:
     nothing if it is in none."""
     differentiated: bool = False
     """Of the state, a tensor that requires a gradient."""
-    common: bool = False
-    """Of the batch, a part that has the same values on all workers, such as weights of classes."""
 
 
 @dataclass(frozen=True)

@@ -78,9 +78,7 @@ class Weighing:
             common: places in it of what all workers have alike.
             ids: that are told with it.
         """
-        if common:
-            flat = [item for place, item in enumerate(flat) if place not in common]
-        rows = number_of_rows(flat)
+        rows = number_of_rows(without(flat, common))
         if self.by_rows and rows is None:
             plan ^= _UNEQUAL
         if rows is None:
@@ -148,6 +146,13 @@ def _by_part(told: Sequence[_Told]) -> dict[str, list[_Told]]:
 def _sizes(told: Sequence[_Told], without: Collection[str]) -> set[int]:
     """The first sizes of what is not of these parts."""
     return {one.rows for one in told if one.rows is not None and one.part not in without}
+
+
+def without(flat: Sequence[Any], common: Collection[int]) -> Sequence[Any]:
+    """A flat batch but for some of its places."""
+    if not common:
+        return flat
+    return [item for place, item in enumerate(flat) if place not in common]
 
 
 def number_of_rows(flat: Sequence[Any]) -> int | None:

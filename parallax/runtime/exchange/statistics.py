@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -116,7 +116,7 @@ class BatchStatistics:
         wholes: dict[int, torch.Tensor] = {}
         if self._single:
             known, (count, value, variance) = self._by_worker()
-            by_kind, mean = self._wholes(count, value, variance)
+            by_kind, mean = _wholes(count, value, variance, self._kinds, self._corrections)
             for number, place in enumerate(self._single):
                 found[place] = by_kind[self.spec.kinds[place]][number]
                 means[place] = mean[number]
@@ -129,16 +129,17 @@ class BatchStatistics:
         start = 1
         for place in self._several:
             width = self.spec.columns[place]
-            several = self.spec.kinds[place] in VARIANCES
+            kind, correction = self.spec.kinds[place], self.spec.corrections[place]
             assert alike is not None
             counts = torch.where(alike, columns[:, start : start + 1], 0.0)
             start += 1
             parts = [
-                columns[:, first : first + width]
-                for first in range(start, start + width * (1 + several), width)
+                torch.where(alike, columns[:, first : first + width], 0.0)
+                for first in range(start, start + width * (1 + (kind in VARIANCES)), width)
             ]
             start += width * len(parts)
-            found[place], means[place] = self._whole(place, counts, parts[0], parts[-1])
+            by_kind, means[place] = _wholes(counts, parts[0], parts[-1], {kind}, correction)
+            found[place] = by_kind[kind]
             wholes[place] = counts.sum() * width
         places = range(len(self.spec.keys))
         return [of[place] for of in (found, wholes, means) for place in places]
@@ -157,29 +158,6 @@ class BatchStatistics:
         keys, *parts = told.unbind(1)
         same = keys.unsqueeze(2) == own[0]  # by worker, place in its message, and own statistic
         return same.any(1), [torch.where(same, one.unsqueeze(2), 0.0).sum(1) for one in parts]
-
-    def _wholes(
-        self, count: torch.Tensor, value: torch.Tensor, variance: torch.Tensor
-    ) -> tuple[dict[Kind, torch.Tensor], torch.Tensor]:
-        """By kind all numbers of all batches, as if they were of it; and their means.
-
-        Args:
-            count, value, variance: by worker and number. Those of nothing are zero.
-        """
-        found: dict[Kind, torch.Tensor] = {}
-        whole = count.sum(0)
-        mean = found["mean"] = (count * value).sum(0) / whole
-        if "sum" in self._kinds:
-            found["sum"] = value.sum(0)
-        if "largest" in self._kinds:
-            found["largest"] = torch.where(count > 0, value, -math.inf).amax(0)
-        if "smallest" in self._kinds:
-            found["smallest"] = torch.where(count > 0, value, math.inf).amin(0)
-        if not self._kinds.isdisjoint(VARIANCES):
-            off = (count * (variance + (value - mean).square())).sum(0)
-            found["variance"] = off / (whole - self._corrections).clamp(min=0)
-            found["deviation"] = found["variance"].sqrt()
-        return found, mean
 
     def _tell(self, known: torch.Tensor | None, alike: torch.Tensor | None) -> None:
         """Say it where workers leave out what is over all elements of their batches, too.
@@ -207,23 +185,32 @@ class BatchStatistics:
                 )
                 return
 
-    def _whole(
-        self, place: int, count: torch.Tensor, number: torch.Tensor, variance: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One of all batches, of what each worker tells; and of a variance the mean."""
-        kind, correction = self.spec.kinds[place], self.spec.corrections[place]
-        if kind == "sum":
-            whole = torch.where(count > 0, number, 0.0).sum(0)
-            return whole, whole
-        if kind in ("largest", "smallest"):
-            least = -math.inf if kind == "largest" else math.inf
-            known = torch.where(count > 0, number, least)
-            whole = known.amax(0) if kind == "largest" else known.amin(0)
-            return whole, whole
-        whole = count.sum(0)
-        mean = torch.where(count > 0, count * number, 0.0).sum(0) / whole
-        if kind == "mean":
-            return mean, mean
-        found = (count * (variance + (number - mean).square())).sum(0)
-        found = found / (whole - correction).clamp(min=0)
-        return found.sqrt() if kind == "deviation" else found, mean
+
+def _wholes(
+    count: torch.Tensor,
+    value: torch.Tensor,
+    variance: torch.Tensor,
+    kinds: Collection[Kind],
+    corrections: torch.Tensor | float,
+) -> tuple[dict[Kind, torch.Tensor], torch.Tensor]:
+    """By kind all numbers of all batches, as if they were of it; and their means.
+
+    Args:
+        count, value, variance: by worker and number. Those of nothing are zero.
+        kinds: that are wanted.
+        corrections: of variances and deviations.
+    """
+    found: dict[Kind, torch.Tensor] = {}
+    whole = count.sum(0)
+    mean = found["mean"] = (count * value).sum(0) / whole
+    if "sum" in kinds:
+        found["sum"] = value.sum(0)
+    if "largest" in kinds:
+        found["largest"] = torch.where(count > 0, value, -math.inf).amax(0)
+    if "smallest" in kinds:
+        found["smallest"] = torch.where(count > 0, value, math.inf).amin(0)
+    if not {*kinds}.isdisjoint(VARIANCES):
+        off = (count * (variance + (value - mean).square())).sum(0)
+        found["variance"] = off / (whole - corrections).clamp(min=0)
+        found["deviation"] = found["variance"].sqrt()
+    return found, mean
