@@ -16,7 +16,8 @@ from torch.fx import Node
 
 from parallax.graph.analysis.batch_numbers import ROWS, Statistic
 from parallax.graph.analysis.coupled import Scaled
-from parallax.graph.analysis.statistics import Size, Statistics
+from parallax.graph.analysis.degrees import Size
+from parallax.graph.analysis.statistics import Statistics
 from parallax.graph.analysis.totals import Batches, statistics_of
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.hashes import hash_of
@@ -94,6 +95,8 @@ class _Exchanges:
         self._sized = {size.summed for size in wanted.sizes.values()}
         self._counts: dict[Statistic, tuple[Node, Any]] = {}
         """Of sums, over how many elements they are: of all batches, and of this worker's."""
+        self._share: Node | None = None
+        """How many times as many rows as this worker's batch all of them have."""
         self._known: dict[Node, Node] = {}
         """In place of this worker's own: what follows from the statistics of all."""
 
@@ -134,8 +137,10 @@ class _Exchanges:
             first = before
         scaled = [one for one in self._wanted.scaled if one.statistic in statistics]
         spec = _spec(work, used, length)
-        if scaled:
-            rows = self._rows
+        rows = self._rows
+        values = {one.value for one in statistics}
+        divides = any(self._origins[value] & values for value, _ in self._wanted.divide)
+        if scaled or divides:
             spec = _with_rows(spec)
             numbers += [rows, rows, 0.0]
         resource = work.resource(spec, "statistics")
@@ -150,6 +155,10 @@ class _Exchanges:
                     whole = _number(work.item(found, len(spec.kinds) + place))
                     self._counts[one] = whole, numbers[3 * place]
             several = len(spec.kinds)
+            if divides and self._share is None:
+                all_rows = _number(work.item(found, several - 1))
+                share = add_call(work.graph, aten.div.Tensor, all_rows, rows)
+                self._share = add_call(work.graph, aten.nan_to_num.default, share, 0.0, 0.0)
             for each in scaled:
                 place = used.index(firsts[each.statistic.key])
                 all_rows = _number(work.item(found, several - 1))
@@ -245,8 +254,21 @@ class _Exchanges:
         """Let what uses numbers of this worker use those of all, as far as they are known."""
         for value, node in list(self._uses):
             if (known := self._known.get(value)) is not None:
+                if (value, node) in self._wanted.divide:
+                    known = self._of_sum(node, value, known)
                 self._moved.get((value, node), node).replace_input_with(value, known)
                 self._uses.remove((value, node))
+
+    def _of_sum(self, node: Node, value: Node, known: Node) -> Node:
+        """A number that rows are divided by before they are summed, or multiplied with as one over
+        it: gradients of the sum are averaged, and batches count in them by their rows."""
+        graph, share = self._work.graph, self._share
+        is_divisor = node.target is aten.div.Tensor and value is node.args[1]
+        change = aten.div.Tensor if is_divisor else aten.mul.Tensor
+        with graph.inserting_before(node):
+            kind = value.meta["val"].dtype
+            share = add_call(graph, aten._to_copy.default, share, dtype=kind)
+            return add_call(graph, change, known, share)
 
     def _first(self, statistics: Sequence[Statistic]) -> Node:
         """What is the first to need some: what uses them, a number of a later round, or what

@@ -366,6 +366,9 @@ def _is_alike(node: Node) -> bool:
         return False
     if torch.Tag.pointwise in node.target.tags or node.target in _ALIKE or is_view(node):
         return True
+    if node.target is aten.index_put.default:
+        chosen: Any = node.args[1]
+        return all(one is not None and one.meta["val"].dtype is torch.bool for one in chosen)
     return _is_along_rows(node)
 
 

@@ -250,7 +250,7 @@ class BatchNumbers:
         """
         kind = {MEAN: "mean", SUM: "sum"}.get(reduction(made))
         source: Any = made.args[1]
-        known = {*self.found, *numbers}
+        known = {*self.alone, *numbers}
         if kind is None or not all(
             isinstance(one, Node) and self._of_batch.adds_up(one, known) for one in made.args[:2]
         ):
@@ -306,7 +306,7 @@ class BatchNumbers:
         # Of several dimensions one may be that of rows, where another one lies first.
         if shape and (len(shape) > 1 or not self._are_columns(source, dims, shape)):
             return None
-        if not self._of_batch.adds_up(source, {*self.found, *numbers}):
+        if not self._of_batch.adds_up(source, {*self.alone, *numbers}):
             return None
         if kind in VARIANCES:
             source = self._unshifted(source, bool(shape))
@@ -326,7 +326,7 @@ class BatchNumbers:
         adds_up = all(
             one in self._of_batch.batch
             and one not in self.alone
-            and self._of_batch.adds_up(one, self.found)
+            and self._of_batch.adds_up(one, self.alone)
             for one in (first, second)
         )
         if not adds_up or not self._are_columns(second, (0,), shape):
@@ -365,7 +365,7 @@ class BatchNumbers:
         source: Any = made.args[0]
         if source in self.alone or (reduced := reduced_dims(made)) is None or not reduced[1]:
             return False
-        return self._reduces_rows(source, *reduced) and self._of_batch.adds_up(source, self.found)
+        return self._reduces_rows(source, *reduced) and self._of_batch.adds_up(source, self.alone)
 
     def _is_of_row(self, node: Node) -> bool:
         """Whether a node reduces each row of the batch, or one alone."""

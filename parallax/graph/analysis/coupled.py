@@ -37,7 +37,7 @@ from parallax.graph.analysis.loss_terms import (
     made_of,
 )
 from parallax.graph.common.operations import ancestors, has_one_element, is_view
-from parallax.graph.common.sizes import same_shape
+from parallax.graph.common.sizes import same_shape, size_of
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.statistics import VARIANCES, Kind
 
@@ -239,7 +239,8 @@ class Coupled:
             return False
         if not isinstance(value, torch.Tensor) or not value.dim():
             return False
-        return self._of_batch.are_places(value.shape[0])
+        is_selection = size_of(value.shape[0]) is None
+        return is_selection or self._of_batch.are_places(value.shape[0])
 
     def _has_size(self, node: Node, sizes: Collection[Any]) -> bool:
         """Whether a number is computed with one that may be a size of this worker's batch."""

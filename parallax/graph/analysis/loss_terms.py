@@ -10,7 +10,14 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.common.operations import ancestors, has_one_element, is_view
+from parallax.graph.common.aliases import memory_of, uses_of
+from parallax.graph.common.operations import (
+    ancestors,
+    has_one_element,
+    is_view,
+    is_write,
+    written_inputs,
+)
 from parallax.graph.common.torch_internals import FakeTensor
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
@@ -76,7 +83,17 @@ def from_batch(step: StepGraph) -> set[Node]:
     for node in step.graph.nodes:
         if node.target not in SIZES and any(source in found for source in node.all_input_nodes):
             found.add(node)
+            for written in written_inputs(node) if is_write(node) else ():
+                found.update(_own_memory(written))
     return found
+
+
+def _own_memory(written: Node) -> Iterator[Node]:
+    """A tensor that the step computes, if it is what was written to, and its views."""
+    memory = memory_of(written)
+    if memory.op == "call_function":
+        yield memory
+        yield from {alias for alias, _ in uses_of(memory)}
 
 
 def reduction(loss: Node) -> int:

@@ -8,69 +8,31 @@ the step keeps for the next one.
 from __future__ import annotations
 
 import collections
-import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_elements import BatchElements
 from parallax.graph.analysis.batch_numbers import (
-    AS_THEY_ARE,
-    PRODUCTS,
-    QUOTIENTS,
     BatchNumbers,
     Statistic,
     takes_value,
 )
 from parallax.graph.analysis.coupled import Coupled, Scaled
-from parallax.graph.analysis.divided_by import SUMS, known_number
+from parallax.graph.analysis.degrees import Degrees, Size, is_pointwise
 from parallax.graph.analysis.divisors import Divisor
 from parallax.graph.analysis.loss_terms import REDUCTIONS, losses, made_of
+from parallax.graph.analysis.summed_rows import SummedRows
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.interface import GraphInput
-from parallax.graph.common.operations import is_view, is_write, with_gradient, written_inputs
+from parallax.graph.common.operations import with_gradient, written_inputs
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
 aten: Any = torch.ops.aten
-
-_WITH_SIZES = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
-_ADDED = {
-    aten.add.Tensor,
-    aten.sub.Tensor,
-    aten.rsub.Scalar,
-    aten.maximum.default,
-    aten.minimum.default,
-    aten.stack.default,
-    aten.cat.default,
-    operator.add,
-    operator.sub,
-    torch.sym_max,
-    torch.sym_min,
-}
-"""What gives a number of the same kind, of two such."""
-_BOUNDS = {aten.clamp.default, aten.clamp_min.default, aten.add.Scalar}
-_LINEAR = {aten.mean.default, aten.mean.dim, *SUMS}
-"""The same, of the numbers of several columns."""
-_SMALL = 1.0
-"""Up to it, what is added to a number or bounds it only keeps it from being zero."""
-
-
-class Size(NamedTuple):
-    """A size of this worker's batch that numbers are computed with.
-
-    Args:
-        place: which argument it is.
-        summed: a sum over elements, of which it is the number, or that of their rows.
-        more: than that number.
-    """
-
-    place: int
-    summed: Statistic
-    more: int
 
 
 @dataclass(frozen=True)
@@ -94,6 +56,8 @@ class Statistics:
     left: tuple[Node, ...]
     rounds: tuple[tuple[Statistic, ...], ...]
     scaled: tuple[Scaled, ...] = ()
+    divide: Collection[tuple[Node, Node]] = ()
+    """Of the uses, those that divide rows by a sum over the batch, which then are summed."""
     sizes: Mapping[Node, Size] = field(default_factory=dict)
     """What numbers are multiplied with or divided by, where that has to be the size of the whole
     batch."""
@@ -135,26 +99,23 @@ def statistics(
     coupled = Coupled(step, of_batch, numbers, relevant, by_rows)
     if not (numbers.follows or numbers.others or coupled.found):
         return Statistics({}, (), (), tuple(coupled.left), ())
-    degrees = _Degrees(step, of_batch, numbers)
     known = {one.value for one in divided}
+    summed = SummedRows(step, of_batch) if by_rows else None
     uses, left = numbers.writes + coupled.uses, [*coupled.left]
     used = set(uses)
-    for node in step.graph.nodes:
-        if node not in relevant or of_batch.is_data(node) or not of_batch.is_of_other(node):
-            continue
-        for value in node.all_input_nodes:
-            if value in known or (value, node) in used:
-                continue
-            if value not in numbers.follows and value not in numbers.others:
-                continue
-            if not takes_value(node, value):
-                continue
-            if value in numbers.detached and value in with_gradient(node):
-                continue
-            if value not in numbers.others and degrees.of(value) == 0 and _takes(node, value):
-                uses.append((value, node))
-            elif node in trained:
-                left.append(value)
+    numbers_used = [
+        (value, node)
+        for node in step.graph.nodes
+        if node in relevant and not of_batch.is_data(node) and of_batch.is_of_other(node)
+        for value in node.all_input_nodes
+        if value not in known and (value, node) not in used and _is_used(numbers, value, node)
+    ]
+    found = _by_degrees(Degrees(step, of_batch, numbers), numbers_used, summed)
+    if found.left and found.degrees.has_ones:
+        other = _by_degrees(Degrees(step, of_batch, numbers, True), numbers_used, summed)
+        found = other if len(other.left) < len(found.left) else found
+    uses += found.uses
+    left += [value for value, node in found.left if node in trained]
     # What is new in the state may be trained with, too.
     own = {item.name for node, item in _leaves(step) if node not in kept}
     output = step.graph.output_node()
@@ -168,8 +129,53 @@ def statistics(
         tuple(left),
         _rounds(step, of_batch, numbers, uses),
         tuple(coupled.scaled),
-        degrees.sizes,
+        found.divide,
+        found.degrees.sizes,
     )
+
+
+@dataclass
+class _Found:
+    """What uses numbers, by whether they are as those of one device are then.
+
+    Args:
+        degrees: those of the numbers.
+        uses: those known to be, each a number and what uses it.
+        divide: of these, those that divide rows by sums.
+        left: others.
+    """
+
+    degrees: Degrees
+    uses: list[tuple[Node, Node]] = field(default_factory=list)
+    divide: set[tuple[Node, Node]] = field(default_factory=set)
+    left: list[tuple[Node, Node]] = field(default_factory=list)
+
+
+def _by_degrees(
+    degrees: Degrees, used: Iterable[tuple[Node, Node]], summed: SummedRows | None
+) -> _Found:
+    found = _Found(degrees)
+    for value, node in used:
+        degree = degrees.of(value)
+        if value in degrees.others or not _takes(node, value):
+            found.left.append((value, node))
+        elif degree == 0:
+            found.uses.append((value, node))
+        elif summed is not None and summed.is_divided_by(node, value, degree):
+            found.uses.append((value, node))
+            found.divide.add((value, node))
+        else:
+            found.left.append((value, node))
+    return found
+
+
+def _is_used(numbers: BatchNumbers, value: Node, node: Node) -> bool:
+    """Whether a node is computed with a number of the batch that has no gradient there."""
+    if value not in numbers.follows and value not in numbers.others:
+        return False
+    if not takes_value(node, value):
+        return False
+    return value not in numbers.detached or value not in with_gradient(node)
 
 
 def _leaves(step: StepGraph) -> Iterator[tuple[Node, GraphInput]]:
@@ -274,106 +280,9 @@ def _ends(
     return ends
 
 
-class _Degrees:
-    """How often sums over the batch multiply numbers: not at all, where all that they are made of
-    is a mean, or the quotient of two sums; None if that is not known."""
-
-    def __init__(self, step: StepGraph, of_batch: BatchElements, numbers: BatchNumbers) -> None:
-        self._of_batch = of_batch
-        self._numbers = numbers
-        self._known: dict[Node, int | None] = {}
-        self._sums: dict[Node, Statistic] = {}
-        """One that a number follows from."""
-        self.sizes: dict[Node, Size] = {}
-        for node in step.graph.nodes:  # in order, so that those of inputs are known
-            if node in numbers.follows:
-                self._note_sum(node)
-                self._known[node] = self._degree(node)
-
-    def of(self, node: Any) -> int | None:
-        """That of a number."""
-        return self._known.get(node, 0)
-
-    def _degree(self, node: Node) -> int | None:
-        if (found := self._numbers.found.get(node)) is not None:
-            inner = [self.of(one) for one in found.sources]
-            return None if None in inner else sum(filter(None, inner)) + (found.kind == "sum")
-        inputs = [one for one in node.all_input_nodes if one in self._numbers.follows]
-        degrees = [self.of(one) for one in inputs]
-        is_alone = node in self._numbers.alone
-        if None in degrees or is_write(node):
-            return None
-        if not is_alone and not _is_pointwise(node) and node.target is not operator.getitem:
-            return 0 if not any(degrees) and self._of_batch.is_by_row(node) else None
-        arguments: Any = node.args
-        is_linear = is_alone and len(inputs) == 1 and node.target in _LINEAR
-        is_linear = is_linear or node.target is operator.getitem
-        if is_linear or node.target in AS_THEY_ARE or _is_view(node):
-            return degrees[0]
-        if node.target in PRODUCTS | QUOTIENTS:
-            first, second = (self.of(one) for one in arguments[:2])
-            if first is None or second is None:
-                return None
-            degree = first + second if node.target in PRODUCTS else first - second
-            return 0 if degree and self._cancels(node, degree) else degree
-        if node.target is aten.reciprocal.default:
-            (inverse,) = degrees
-            return None if inverse is None else -inverse
-        if len({*degrees}) == 1 and self._keeps_degree(node, inputs):
-            return degrees[0]
-        return 0 if not any(degrees) else None
-
-    def _note_sum(self, node: Node) -> None:
-        one = self._numbers.found.get(node)
-        sums = [one] if one is not None and one.kind == "sum" else []
-        sums += [self._sums[i] for i in node.all_input_nodes if i in self._sums]
-        if sums:
-            self._sums[node] = sums[0]
-
-    def _cancels(self, node: Node, degree: int) -> bool:
-        """Whether a number is multiplied with, or divided by, how many elements a sum has that is
-        in it: ``len(y) / (classes * counts)``."""
-        if node not in self._sums or node.target not in _WITH_SIZES:
-            return False
-        is_product = node.target in PRODUCTS
-        if degree != (-1 if is_product else 1):
-            return False
-        for place in (0, 1) if is_product else (1,):
-            more = self._numbers.size_of(node.args[place], self._sums[node])
-            if more is not None:
-                self.sizes[node] = Size(place, self._sums[node], more)
-                return True
-        return False
-
-    def _keeps_degree(self, node: Node, inputs: Collection[Node]) -> bool:
-        if node.target not in _ADDED | _BOUNDS:
-            return False
-        others = [one for one in _flat(node.args) if one not in inputs and one is not None]
-        numbers = [known_number(one) for one in others]
-        return all(isinstance(one, int | float) and 0 <= one <= _SMALL for one in numbers)
-
-
-def _flat(arguments: Any) -> Iterator[Any]:
-    for one in arguments:
-        if isinstance(one, list | tuple):
-            yield from _flat(one)
-        else:
-            yield one
-
-
-def _is_pointwise(node: Node) -> bool:
-    if node.target in AS_THEY_ARE | _ADDED or not isinstance(node.target, torch._ops.OpOverload):
-        return node.target in AS_THEY_ARE | _ADDED | PRODUCTS | QUOTIENTS
-    return torch.Tag.pointwise in node.target.tags or _is_view(node)
-
-
 def _takes(node: Node, value: Node) -> bool:
     """Whether what is computed of a value is of no other size for another value."""
     example = value.meta.get("val")
     if isinstance(example, torch.Tensor) and example.dtype.is_floating_point:
         return True
-    return _is_pointwise(node) or node.target in REDUCTIONS
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
+    return is_pointwise(node) or node.target in REDUCTIONS

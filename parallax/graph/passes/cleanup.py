@@ -29,7 +29,7 @@ def clean(step: StepGraph) -> None:
     _read_numbers_directly(step)
     _drop_no_ops(step.graph)
     weigh_padding(step.graph)
-    compute_anew(step.graph)
+    compute_anew(step)
     take_numbers_once(step)
     remove_dead(step.graph)  # which may be all that reads a gradient
     settle_assigned(step)

@@ -1,87 +1,86 @@
-"""Numbers that a step changes in place, such as ``loss /= n``: computed anew.
+"""Tensors that a step changes in place, such as ``loss /= n`` or ``out[:, t] = h``: computed anew.
 
-What a loss is made of is read from the graph, where a tensor that changes is several.
+What a loss is made of is read from the graph, where a tensor that changes is several, and what is
+written to a part of one is no input of what reads the whole.
 """
 
 from __future__ import annotations
 
+import collections
 import operator
-from typing import Any
+from collections.abc import Collection, Iterable
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
-from parallax.graph.analysis.loss_terms import backward_passes
-from parallax.graph.common.aliases import tensor_of
-from parallax.graph.common.operations import (
-    add_call,
-    ancestors,
-    has_one_element,
-    is_view,
-    returned_input,
-)
+from parallax.graph.analysis.loss_terms import backward_passes, from_batch
+from parallax.graph.common.aliases import memory_of, tensor_of
+from parallax.graph.common.operations import has_one_element, is_write, written_inputs
+from parallax.graph.common.sizes import same_shape
+from parallax.graph.passes.written_parts import as_values
+from parallax.graph.step_graph import StepGraph
 
-aten: Any = torch.ops.aten
+aten = torch.ops.aten
 
-
-def compute_anew(graph: Graph) -> None:
-    """Let what changes tensors of one element in place, or divides and multiplies others by such
-    one, make others, where losses follow from them and the step has no views of them."""
-    order: dict[Node, int] = {}
-    leading = ancestors(loss for _, loss in backward_passes(graph))
-    for node in list(graph.nodes):
-        written = returned_input(node)
-        if written is None or (target := _anew(node)) is None:
-            continue
-        changed = tensor_of(written)
-        if changed not in leading or not _is_own(changed):
-            continue
-        if not has_one_element(changed) and not _scales(node):
-            continue
-        order = order or {one: place for place, one in enumerate(graph.nodes)}
-        others = [one for one in changed.users if order[one] > order[node]]
-        with graph.inserting_before(node):
-            new = add_call(graph, target, changed, *node.args[1:], **node.kwargs)
-        if not _is_alike(new, changed):
-            graph.erase_node(new)
-            continue
-        new.meta = {**node.meta, "val": new.meta["val"]}
-        order[new] = order[node]
-        leading.add(new)
-        for user in others:
-            user.replace_input_with(changed, new)
-        node.replace_all_uses_with(new)
-        graph.erase_node(node)
+_BY_NUMBERS = {aten.div_.Tensor, aten.mul_.Tensor, aten.add_.Tensor, aten.sub_.Tensor}
 
 
-def _anew(node: Node) -> Any:
-    """The operation that gives what one in place changes its first argument to."""
-    target = node.target
-    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
-        return None
-    name = target._schema.name.removeprefix("aten::")
-    if not name.endswith("_") or node.args[:1] != (returned_input(node),):
-        return None
-    packet = getattr(torch.ops.aten, name[:-1], None)
-    return getattr(packet, target._overloadname, None)
+def compute_anew(step: StepGraph) -> None:
+    """Let the step compute what it changes in place, where that is a part of a tensor that then
+    follows from the batch; or losses follow from the tensor, and it has one element or is changed
+    by a number, or one for each column."""
+    graph = step.graph
+    writes: dict[Node, list[Node]] = collections.defaultdict(list)
+    changing: set[Node] = set()
+    for node in graph.nodes:
+        for one in written_inputs(node) if is_write(node) else ():
+            changing.add(memory := memory_of(one))
+            is_new = not writes[memory] or writes[memory][-1] is not node
+            if is_new and _is_own(memory) and node.meta.get("autograd") != "backward":
+                writes[memory].append(node)
+    if not any(writes.values()):
+        return
+    batch = from_batch(step)
+    leading = _leading((loss for _, loss in backward_passes(graph)), writes)
+
+    def matters(node: Node, memory: Node) -> bool:
+        if tensor_of(written_inputs(node)[0]) is not memory:
+            return any(one in batch for one in node.all_input_nodes if memory_of(one) is not memory)
+        by = node.args[1] if node.target in _BY_NUMBERS else None
+        is_by_number = isinstance(by, Node) and by in batch and _is_number(by, memory)
+        is_chosen = node.target is aten.index_put_.default
+        return memory in leading and (has_one_element(memory) or is_by_number or is_chosen)
+
+    first = {
+        memory: next((node for node in several if matters(node, memory)), None)
+        for memory, several in writes.items()
+    }
+    for memory, node in first.items():
+        if node is not None:
+            as_values(graph, memory, node, changing)
+
+
+def _leading(losses: Iterable[Node], writes: dict[Node, list[Node]]) -> Collection[Node]:
+    """What losses follow from, and what is written to it."""
+    found: set[Node] = set()
+    queue = list(losses)
+    while queue:
+        node = queue.pop()
+        if node not in found:
+            found.add(node)
+            queue += [*node.all_input_nodes, *writes.get(node, ())]
+    return found
 
 
 def _is_own(node: Node) -> bool:
-    """Whether it is a tensor that the step computes and has no views of."""
-    made: Any = node.args[0] if node.target is operator.getitem else node
-    if not isinstance(made.target, torch._ops.OpOverload) or made.target.namespace != "aten":
+    """Whether the step computes a tensor."""
+    target = node.args[0].target if node.target is operator.getitem else node.target  # type: ignore[union-attr]
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+
+
+def _is_number(by: Node, memory: Node) -> bool:
+    """Whether a tensor is changed by one number, or by one for each column."""
+    number, whole = by.meta["val"], memory.meta["val"]
+    if by.op != "call_function" or not isinstance(number, torch.Tensor):
         return False
-    return not is_view(made) and not any(map(_is_alias, node.users))
-
-
-def _scales(node: Node) -> bool:
-    return node.target in (aten.div_.Tensor, aten.mul_.Tensor) and has_one_element(node.args[1])
-
-
-def _is_alias(user: Node) -> bool:
-    return user.op == "call_function" and is_view(user) and returned_input(user) is None
-
-
-def _is_alike(new: Node, old: Node) -> bool:
-    one, other = new.meta["val"], old.meta["val"]
-    return one.dtype is other.dtype and one.shape == other.shape
+    return has_one_element(by) or number.dim() < whole.dim() or same_shape(number.shape[:1], (1,))
