@@ -28,6 +28,7 @@ from parallax.graph.gradient_marks import mark_assigned, mark_backward, mark_ret
 from parallax.graph.lending import Lender
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.state import Leaf
+from parallax.graph.stand_ins.covariances import covariances_by_rows
 from parallax.graph.stand_ins.foreach import without_foreach
 from parallax.graph.stand_ins.packed import packed_sequences
 from parallax.graph.stand_ins.recurrent import whole_layers
@@ -78,6 +79,7 @@ def prepared(
         stack.enter_context(scalers_recorded(recording))
         stack.enter_context(data_by_copies([leaf.value for leaf in tensors]))
         stack.enter_context(deep_copies())
+        stack.enter_context(covariances_by_rows())
         stack.enter_context(indexing_by_symbols())
         stack.enter_context(_random_state_as_ops())
         stack.enter_context(_sparse_padding_by_mask())

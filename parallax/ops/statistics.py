@@ -7,7 +7,7 @@ from typing import Literal
 
 from parallax.ops.specs import MessageSpec
 
-Kind = Literal["sum", "mean", "variance", "deviation", "largest", "smallest"]
+Kind = Literal["sum", "mean", "variance", "deviation", "norm", "logsumexp", "largest", "smallest"]
 
 VARIANCES: tuple[Kind, ...] = ("variance", "deviation")
 MOST = 16

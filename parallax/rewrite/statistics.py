@@ -175,6 +175,9 @@ class _Exchanges:
                     of_mean = work.item(found, 2 * several + place)
                     of_all = _number(work.item(found, several + place))
                     self._differentiate(each, each.output, share, of_mean, of_all)
+        for node, size in self._wanted.sizes.items():
+            if size.summed in statistics and node not in self._needed:
+                self._resize(node, size)
         self._copy(first)
         self._replace()
 
@@ -399,7 +402,7 @@ def _with_rows(spec: StatisticsSpec) -> StatisticsSpec:
 def _is_of_some(one: Statistic) -> bool:
     """Whether a worker that leaves a statistic out may have nothing that counts in it."""
     chosen = any(masks_of(node) for node in ancestors([one.source]))
-    return chosen or one.kind in ("sum", "largest", "smallest")
+    return chosen or one.kind not in ("mean", *VARIANCES)
 
 
 def _spec(work: Rewriting, used: list[Statistic], length: int) -> StatisticsSpec:

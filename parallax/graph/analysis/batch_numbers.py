@@ -12,9 +12,17 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_elements import BatchElements
-from parallax.graph.analysis.divided_by import SUMS, known_number
+from parallax.graph.analysis.divided_by import known_number
 from parallax.graph.analysis.how_many import expression, how_many
 from parallax.graph.analysis.loss_terms import MEAN, NLL, REDUCTIONS, SHAPES, SUM, reduction
+from parallax.graph.analysis.reductions import (
+    BY_ROWS_BESIDE,
+    OTHERS,
+    dim_of,
+    kind_of,
+    reduced_dims,
+)
+from parallax.graph.analysis.row_matrices import MATRIX_PRODUCTS, matrices_of
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.operations import (
     has_one_element,
@@ -28,31 +36,6 @@ from parallax.ops.statistics import MOST_COLUMNS, VARIANCES, Kind, told_of
 
 aten: Any = torch.ops.aten
 
-_KINDS: dict[Any, Kind] = {
-    aten.mean.default: "mean",
-    aten.mean.dim: "mean",
-    aten.var.correction: "variance",
-    aten.std.correction: "deviation",
-    aten.max.default: "largest",
-    aten.amax.default: "largest",
-    aten.min.default: "smallest",
-    aten.amin.default: "smallest",
-    **dict.fromkeys(SUMS, "sum"),
-}
-_OF_SEVERAL: dict[Any, tuple[Kind, ...]] = {
-    aten.var_mean.correction: ("variance", "mean"),
-    aten.std_mean.correction: ("deviation", "mean"),
-    aten.max.dim: ("largest",),
-    aten.min.dim: ("smallest",),
-}
-"""What gives several results, of which the first are such numbers."""
-_OTHERS = {
-    aten.linalg_vector_norm.default,
-    aten.median.default,
-    aten.prod.default,
-    aten.bincount.default,
-}
-"""Numbers of the whole batch that cannot be put together of those of its parts, or are not yet."""
 QUOTIENTS = {aten.div.Tensor, aten.div.Scalar, operator.truediv}
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, operator.mul}
 _DIFFERENCES = {aten.rsub.Scalar, aten.sub.Tensor, operator.sub}
@@ -68,7 +51,6 @@ AS_THEY_ARE = {
     operator.neg,
     torch.sym_float,
 }
-_TRANSPOSED = {aten.t.default, aten.transpose.int, aten.permute.default}
 ROWS = "rows"
 """In the place of a count: as many as the batch has rows."""
 _SHIFTS = {aten.sub.Tensor, aten.add.Tensor}
@@ -101,7 +83,7 @@ class Statistic:
     @property
     def sources(self) -> list[Node]:
         """Of what it is computed."""
-        of_all = self.is_gradient or self.made.target is aten.mm.default
+        of_all = self.is_gradient or self.made.target in MATRIX_PRODUCTS | {*REDUCTIONS}
         return self.made.all_input_nodes if of_all else [self.source]
 
     @property
@@ -142,6 +124,11 @@ class BatchNumbers:
             for size in node.meta["val"].shape
             if size != 1 and not of_batch.are_sequences(size)
         }
+        self._sizes |= {
+            len(node.args[0])
+            for node in step.graph.find_nodes(op="call_function", target=aten.stack.default)
+            if all(map(self._has_rows, node.args[0]))
+        }
         self.found: dict[Node, Statistic] = {}
         """What can be put together, by its node."""
         self.follows: set[Node] = set()
@@ -161,6 +148,10 @@ class BatchNumbers:
                     self._look_at_detached(node)
                 if of_batch.is_data(node):
                     self._look_at(node)
+
+    def _has_rows(self, node: Node) -> bool:
+        shape = node.meta["val"].shape
+        return len(shape) == 1 and self._of_batch.are_rows(shape[0])
 
     def _look_at_detached(self, user: Node) -> None:
         """Numbers that have gradients, which are not used here."""
@@ -222,7 +213,7 @@ class BatchNumbers:
             kinds: those looked for.
             numbers: other numbers of the batch that it may be computed with.
         """
-        kind, made = _kind(node)
+        kind, made = kind_of(node)
         if kind is None or kind not in kinds:
             return None
         return self._reduction(node, kind, made, numbers)
@@ -236,9 +227,9 @@ class BatchNumbers:
         """
         extremes: tuple[Kind, ...] = ("largest", "smallest")
         found = self.reduction_of(node, extremes, numbers)
-        return (found is not None and not found.shape) or (
-            node.target in _OTHERS and self._is_other(node)
-        )
+        if kind_of(node)[0] is None:
+            return self._is_other(node)
+        return found is not None and not found.shape
 
     def loss_of(self, node: Node, made: Node, numbers: Collection[Node] = ()) -> Statistic | None:
         """The number that a loss function gives.
@@ -280,11 +271,11 @@ class BatchNumbers:
         return next((more for more in (0, -1) if self._counts(size - more, summed)), None)
 
     def _statistic(self, node: Node) -> Statistic | None:
-        kind, made = _kind(node)
+        kind, made = kind_of(node)
         if kind is not None:
             return self._reduction(node, kind, made)
-        if node.target is aten.mm.default:
-            return self._product(node)
+        if node.target in MATRIX_PRODUCTS:
+            return self.product_of(node)
         arguments = node.args
         if node.target in QUOTIENTS and isinstance(part := arguments[0], Node):
             # A mean by hand.
@@ -312,26 +303,35 @@ class BatchNumbers:
             source = self._unshifted(source, bool(shape))
         return Statistic(node, kind, source, made, dims, shape)
 
-    def _product(self, node: Node) -> Statistic | None:
-        """A sum over the rows of two tensors, of products of their columns."""
-        first, second = node.args
-        while isinstance(first, Node) and _is_scaled(first):
-            first = first.args[0]
-        if not isinstance(first, Node) or first.target not in _TRANSPOSED:
+    def product_of(self, node: Node, numbers: Collection[Node] = ()) -> Statistic | None:
+        """The sum over the rows of two tensors, of products of their columns, that a node is.
+
+        Args:
+            node: a product of matrices.
+            numbers: other numbers of the batch that they may be computed with.
+        """
+        scaled: Any = node.args[0]
+        is_mean = False
+        while isinstance(scaled, Node):
+            if self._is_mean_of(scaled) and not is_mean:
+                is_mean = True
+            elif not self._is_scaled(scaled):
+                break
+            scaled = scaled.args[0]
+        matrices = matrices_of(node, scaled)
+        if matrices is None:
             return None
-        first = first.args[0]
-        if not isinstance(first, Node) or not isinstance(second, Node):
-            return None
-        shape = tuple(node.meta["val"].shape)
+        shape = tuple(node.meta["val"].shape[-2:])
+        known = {*self.alone, *numbers}
         adds_up = all(
-            one in self._of_batch.batch
-            and one not in self.alone
-            and self._of_batch.adds_up(one, self.alone)
-            for one in (first, second)
+            one in self._of_batch.batch and one not in known and self._of_batch.adds_up(one, known)
+            for one in matrices
         )
+        second = matrices[1]
         if not adds_up or not self._are_columns(second, (0,), shape):
             return None
-        return Statistic(node, "sum", second, node, (0,), shape)
+        kind: Kind = "mean" if is_mean else "sum"
+        return Statistic(node, kind, second, node, (0,), shape, ROWS if is_mean else None)
 
     def _of_sum(
         self, node: Node, kind: Kind, summed: Statistic, count: Any = None
@@ -356,16 +356,27 @@ class BatchNumbers:
 
     def _is_other(self, node: Node) -> bool:
         """Whether a node is a number of the batch, or of its columns, that is not found."""
-        if node.target in _OTHERS:
+        if node.target in OTHERS:
             return not self._is_of_row(node)
-        made: Any = node.args[0] if node.target is operator.getitem else node
-        of_several = made is not node and made.target in _OF_SEVERAL
-        if node.target not in _KINDS and not of_several:
+        kind, made = kind_of(node)
+        source: Any = made.args[0] if made.args else None
+        if made.target in BY_ROWS_BESIDE:
+            return self._compares_rows(source, made)
+        if kind is None:
             return False
-        source: Any = made.args[0]
         if source in self.alone or (reduced := reduced_dims(made)) is None or not reduced[1]:
             return False
         return self._reduces_rows(source, *reduced) and self._of_batch.adds_up(source, self.alone)
+
+    def _compares_rows(self, source: Node, made: Node) -> bool:
+        """Whether an operation puts the rows of the batch in order, or computes each with all."""
+        value = source.meta["val"]
+        dim = dim_of(made)
+        # Whole numbers along the first dimension are mostly places, such as where rows begin.
+        is_first = value.dtype.is_floating_point and dim is not None and value.dim() > 0
+        is_first = is_first and dim % value.dim() == 0
+        rows = is_first and self._of_batch.are_rows(value.shape[0]) and source not in self.alone
+        return rows and self._of_batch.adds_up(source, self.alone)
 
     def _is_of_row(self, node: Node) -> bool:
         """Whether a node reduces each row of the batch, or one alone."""
@@ -373,6 +384,18 @@ class BatchNumbers:
         is_number = isinstance(value, torch.Tensor) and value.dim() == 0
         is_whole = is_number or node.target is aten.bincount.default
         return not is_whole or self._of_batch.is_of_item(node.args[0])
+
+    def _is_scaled(self, node: Node) -> bool:
+        """Whether a node is a tensor times, or by, a number that is no size of the batch."""
+        by = node.args[1] if node.target in PRODUCTS | QUOTIENTS else None
+        if by is None or self._is_mean_of(node):
+            return False
+        return not isinstance(by, Node) or _is_number(by)
+
+    def _is_mean_of(self, node: Node) -> bool:
+        """Whether a node is a tensor divided by how many rows the batch has."""
+        size = _whole_number(node.args[1]) if node.target in QUOTIENTS else None
+        return size is not None and expression(size) in self._rows
 
     def _sum(self, node: Any) -> Statistic | None:
         """The sum that a number is."""
@@ -404,16 +427,6 @@ class BatchNumbers:
         return source
 
 
-def _kind(node: Node) -> tuple[Kind | None, Node]:
-    """What number of the batch a node may be, and what computes it."""
-    if node.target is not operator.getitem:
-        return _KINDS.get(node.target), node
-    made, place = node.args
-    kinds = _OF_SEVERAL.get(made.target, ())  # type: ignore[union-attr]
-    kind = kinds[place] if isinstance(place, int) and place < len(kinds) else None
-    return kind, made  # type: ignore[return-value]
-
-
 def takes_value(node: Node, number: Node) -> bool:
     """Whether what a node computes follows from the value of an input, and not only its size, as
     that of a slice does."""
@@ -431,30 +444,11 @@ def takes_value(node: Node, number: Node) -> bool:
     return torch.Tag.pointwise in node.target.tags and not is_view(node)
 
 
-def reduced_dims(made: Node) -> tuple[tuple[int, ...], tuple[Any, ...]] | None:
-    """Of a reduction, over which dimensions it is, and how large the others are; nothing if it is
-    of no tensor that has some."""
-    source: Any = made.args[0] if made.args else None
-    value = source.meta.get("val") if isinstance(source, Node) else None
-    if not isinstance(value, torch.Tensor) or not value.dim():
-        return None
-    given: Any = made.args[1] if len(made.args) > 1 else made.kwargs.get("dim")
-    several = given if isinstance(given, list | tuple) else [] if given is None else [given]
-    dims = tuple(sorted(one % value.dim() for one in several)) or tuple(range(value.dim()))
-    return dims, tuple(size for dim, size in enumerate(value.shape) if dim not in dims)
-
-
 def _whole_number(number: Any) -> int | torch.SymInt | None:
     size = known_number(number)
     if isinstance(size, float) and size.is_integer():
         size = int(size)
     return size if isinstance(size, int | torch.SymInt) else None
-
-
-def _is_scaled(node: Node) -> bool:
-    """Whether a node is a tensor times, or by, a number."""
-    by = node.args[1] if node.target in PRODUCTS | QUOTIENTS else None
-    return by is not None and (not isinstance(by, Node) or _is_number(by))
 
 
 def _is_number(node: Node) -> bool:

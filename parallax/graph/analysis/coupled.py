@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import math
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,14 @@ from torch.fx import Node
 
 from parallax.graph.analysis.batch_elements import BatchElements
 from parallax.graph.analysis.batch_numbers import (
+    AS_THEY_ARE,
     PRODUCTS,
     QUOTIENTS,
     ROWS,
     BatchNumbers,
     Statistic,
 )
+from parallax.graph.analysis.degrees import Size
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.how_many import expression, how_many
 from parallax.graph.analysis.loss_terms import (
@@ -36,7 +38,8 @@ from parallax.graph.analysis.loss_terms import (
     losses,
     made_of,
 )
-from parallax.graph.common.operations import ancestors, has_one_element, is_view
+from parallax.graph.analysis.row_matrices import MATRIX_PRODUCTS
+from parallax.graph.common.operations import ancestors, has_one_element, is_view, is_write
 from parallax.graph.common.sizes import same_shape, size_of
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.statistics import VARIANCES, Kind
@@ -59,7 +62,9 @@ _LINEAR = {
     operator.getitem,
     *SUMS,
 }
-_KINDS: tuple[Kind, ...] = ("mean", "sum", *VARIANCES)
+_BENT: tuple[Kind, ...] = (*VARIANCES, "norm", "logsumexp")
+"""Numbers of which an average is none of the whole batch."""
+_KINDS: tuple[Kind, ...] = ("mean", "sum", *_BENT)
 _MOST_MEANS = 8
 """That rows are computed with. A step has two messages for each that waits for another one."""
 _SMALL = 2
@@ -116,6 +121,8 @@ class Coupled:
         """These, and numbers without gradients, and by what they are used."""
         self.scaled: list[Scaled] = []
         """Those of them whose gradients need a factor."""
+        self.sizes: dict[Node, Size] = {}
+        """What sums are divided by, where that is less than how many elements or rows they have."""
         self.left: list[Node] = []
         """What would need other numbers as well."""
         if not by_rows or len(self._rows) != 1:
@@ -127,7 +134,7 @@ class Coupled:
                 self._look_at(node)
         inner = made_of(loss for loss, _ in losses(step.graph))
         bent = [node for node, is_sum in self._region.items() if not is_sum]
-        bent += [node for node, one in self._known.items() if one.kind in VARIANCES]
+        bent += [node for node, one in self._known.items() if one.kind in _BENT]
         bent = [node for node in bent if node in inner]
         mixed = [
             node
@@ -137,7 +144,8 @@ class Coupled:
         self.left += [node for node in self._others if node in inner]
         if bent or mixed:
             order = {node: place for place, node in enumerate(step.graph.nodes)}
-            self._couple(sorted({*bent, *mixed}, key=order.__getitem__), mixed, relevant)
+            ends = sorted({*bent, *mixed}, key=order.__getitem__)
+            self._couple(ends, mixed, relevant, inner)
 
     def _is_forward(self, node: Node) -> bool:
         # The seed of a gradient is like a number, but does not follow from it.
@@ -163,9 +171,7 @@ class Coupled:
         return node in self._known or node in self._region
 
     def _is_sum(self, node: Node, inside: Collection[Node]) -> bool:
-        """Whether a number is a sum of means and sums, each times what has no gradient."""
-        if not all(self._region.get(one, True) for one in inside):
-            return False
+        """Whether a number is a sum of others, each times what has no gradient."""
         first, *rest = node.args
         if node.target in _LINEAR:
             return True
@@ -175,24 +181,31 @@ class Coupled:
             # Divided by a number of each column, it is that of none but all workers' batches.
             by_columns = rest[0] in self._numbers.alone and not has_one_element(rest[0])
             return self._is_inside(first) and not self._is_inside(rest[0]) and not by_columns
-        return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
+        return _is_view(node)
 
     def _statistic(self, node: Node) -> Statistic | None:
-        found = self._numbers.reduction_of(node, _KINDS, self._known)
-        if found is not None:
-            return found
         made: Any = node.args[0] if node.target is operator.getitem else node
+        source: Any = made.args[0] if made.args else None
+        if not self._is_inside(source):
+            found = self._numbers.reduction_of(node, _KINDS, self._known)
+            if found is not None:
+                return found
+        if node.target in MATRIX_PRODUCTS:
+            return self._numbers.product_of(node, self._known)
         if made.target in REDUCTIONS:
             return self._numbers.loss_of(node, made, self._known)
-        part: Any = node.args[0] if node.args else None
-        if node.target in QUOTIENTS and isinstance(part, Node):
-            summed = self._known.get(part)
+        if node.target in QUOTIENTS and isinstance(source, Node):
+            summed = self._known.get(source)
             if summed is not None and summed.kind == "sum":
                 return self._numbers.mean_of_sum(node, summed)
         return None
 
     def _couple(
-        self, ends: Sequence[Node], mixed: Sequence[Node], relevant: Collection[Node]
+        self,
+        ends: Sequence[Node],
+        mixed: Sequence[Node],
+        relevant: Collection[Node],
+        inner: Collection[Node],
     ) -> None:
         region, found = self._behind(ends)
         by_rows = self._behind(mixed)[1]
@@ -200,9 +213,23 @@ class Coupled:
         gradients = [self._gradient(found[node]) for node in by_rows]
         is_whole = all(map(_is_whole, scaled)) and None not in gradients
         # A sum is one of rows alone: what it is divided by may be a number of them.
-        is_known = all(found[node].kind != "sum" for node in by_rows)
-        sizes = {how_many(one.source) for one in found.values()} | self._rows
-        if len(by_rows) > _MOST_MEANS or any(self._has_size(node, sizes) for node in region):
+        is_known = all(found[node].kind in ("mean", *VARIANCES) for node in by_rows)
+        whole = {how_many(one.source) for one in found.values()} | self._rows
+        known = {size for size in whole if isinstance(size, int) and size > 1}
+        sizes = {float(size) for size in known if size > _SMALL}
+        if any(one.kind == "norm" for one in found.values()):
+            sizes |= {math.sqrt(size) for size in known}
+        several = [dict(self._sized(node)) for node in region]
+        sized = {node: size for some in several for node, size in some.items()}
+        others = [node for node in region if node not in sized]
+        # Of what is changed in place by a view, the backward pass is not known by its operations.
+        if any(map(is_write, region)) or any(len(some) == 1 for some in several):
+            is_known = False
+        after = self._after(found, inner) - region
+        if len(by_rows) > _MOST_MEANS or any(self._has_size(node, sizes) for node in others):
+            is_known = False
+        # What a loss is multiplied by may be any number.
+        if any(self._has_size(node, sizes, False) for node in after):
             is_known = False
         if not is_whole or not is_known:
             self.left.append(ends[0])
@@ -210,13 +237,31 @@ class Coupled:
         self.found = found
         self.scaled = scaled
         self.uses = [(value, user) for value in found for user in value.users if user in relevant]
-        backward = {one for node in region for one in self._group(node)}
-        for node in region | backward:
+        self.sizes = sized
+        backward = {one for node in region | after for one in self._group(node)}
+        for node in region | after | backward:
             inputs = node.all_input_nodes
             self.uses += [(one, node) for one in inputs if one in self._numbers.alone]
         for gradient in filter(None, gradients):
             self.found[gradient.statistic.value] = gradient.statistic
             self.uses += [(given, node) for node, given in gradient.entries]
+
+    def _sized(self, node: Node) -> Iterator[tuple[Node, Size]]:
+        """Where a sum is divided by how many elements or rows it has, or one less, and its
+        gradient."""
+        if node.target not in QUOTIENTS:
+            return
+        summed: Any = node.args[0]
+        while summed not in self._known and (summed.target in AS_THEY_ARE or _is_view(summed)):
+            summed = summed.args[0]
+        one = self._known.get(summed)
+        if one is None or one.kind != "sum":
+            return
+        if (more := self._numbers.size_of(node.args[1], one)) is not None:
+            for user in (node, *self._group(node)):
+                is_alike = user.target in QUOTIENTS
+                if is_alike and self._numbers.size_of(user.args[1], one) == more:
+                    yield user, Size(1, one, more)
 
     def _behind(self, ends: Collection[Node]) -> tuple[set[Node], dict[Node, Statistic]]:
         """What some numbers follow from, down to means and sums of the batch."""
@@ -232,6 +277,15 @@ class Coupled:
                 found[node] = self._known[node]
         return region, found
 
+    def _after(self, found: Collection[Node], inner: Collection[Node]) -> set[Node]:
+        """What losses follow from that follows from numbers of the whole batch."""
+        after: set[Node] = set()
+        for node in self._region:
+            inputs = node.all_input_nodes
+            if node in inner and any(one in found or one in after for one in inputs):
+                after.add(node)
+        return after
+
     def _mixes(self, user: Node) -> bool:
         """Whether what uses a number of the batch computes rows with it."""
         value = user.meta.get("val")
@@ -242,8 +296,9 @@ class Coupled:
         is_selection = size_of(value.shape[0]) is None
         return is_selection or self._of_batch.are_places(value.shape[0])
 
-    def _has_size(self, node: Node, sizes: Collection[Any]) -> bool:
-        """Whether a number is computed with one that may be a size of this worker's batch."""
+    def _has_size(self, node: Node, sizes: Collection[float], inverse: bool = True) -> bool:
+        """Whether a number is computed with one that may be a size of this worker's batch, or one
+        over it."""
         if node.target not in PRODUCTS | QUOTIENTS | {aten.add.Tensor, aten.sub.Tensor}:
             return False
         for one in node.args:
@@ -252,10 +307,10 @@ class Coupled:
             number = known_number(one)
             if not isinstance(number, int | float) or not number:
                 continue
-            for value in (abs(number), 1 / abs(number)):
-                whole = round(value)
-                if math.isclose(value, whole) and whole > _SMALL and whole in sizes:
-                    return True
+            number = abs(number)
+            values = [number, 1 / number] if inverse else [number]
+            if any(math.isclose(value, size) for value in values for size in sizes):
+                return True
         return False
 
     def _scaled(self, one: Statistic) -> Scaled | None:
@@ -318,6 +373,10 @@ class Coupled:
         value = value[0] if isinstance(value, tuple | list) else value
         gradient = given.meta.get("val")
         return isinstance(gradient, torch.Tensor) and same_shape(gradient.shape, value.shape)
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
 
 
 def _is_size(node: Node) -> bool:

@@ -20,6 +20,7 @@ from parallax.graph.analysis.batch_numbers import (
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.common.operations import is_view, is_write
 from parallax.graph.step_graph import StepGraph
+from parallax.ops.statistics import Kind
 
 aten: Any = torch.ops.aten
 
@@ -48,6 +49,8 @@ _CHOSEN = {
     aten.embedding.default,
 }
 """What takes some of several numbers."""
+_OF_KINDS: dict[Kind, float | None] = {"sum": 1, "norm": 0.5, "logsumexp": None}
+"""Those of kinds that are no means."""
 _SMALL = 1.0
 """Up to it, what is added to a number or bounds it only keeps it from being zero."""
 
@@ -92,7 +95,7 @@ class Degrees:
         self._take_ones = take_ones
         self._of_batch = of_batch
         self._numbers = numbers
-        self._known: dict[Node, int | None] = {}
+        self._known: dict[Node, float | None] = {}
         self._sums: dict[Node, Statistic] = {}
         """One that a number follows from."""
         self.sizes: dict[Node, Size] = {}
@@ -101,14 +104,15 @@ class Degrees:
                 self._note_sum(node)
                 self._known[node] = self._degree(node)
 
-    def of(self, node: Any) -> int | None:
+    def of(self, node: Any) -> float | None:
         """That of a number."""
         return self._known.get(node, 0)
 
-    def _degree(self, node: Node) -> int | None:
+    def _degree(self, node: Node) -> float | None:
         if (found := self._numbers.found.get(node)) is not None:
             inner = [self.of(one) for one in found.sources]
-            return None if None in inner else sum(filter(None, inner)) + (found.kind == "sum")
+            own = _OF_KINDS.get(found.kind, 0)
+            return None if None in inner or own is None else sum(filter(None, inner)) + own
         inputs = [one for one in node.all_input_nodes if one in self._numbers.follows]
         degrees = [self.of(one) for one in inputs]
         is_alone = node in self._numbers.alone
@@ -117,7 +121,7 @@ class Degrees:
         if node.target in _CHOSEN and inputs == node.all_input_nodes[:1]:
             return degrees[0]
         if not is_alone and not is_pointwise(node) and node.target is not operator.getitem:
-            return 0 if not any(degrees) and self._of_batch.is_by_row(node) else None
+            return 0 if not any(degrees) and self._is_by_row(node) else None
         arguments: Any = node.args
         is_linear = is_alone and len(inputs) == 1 and node.target in _LINEAR
         is_linear = is_linear or node.target is operator.getitem
@@ -136,6 +140,11 @@ class Degrees:
             return degrees[0]
         return 0 if not any(degrees) else None
 
+    def _is_by_row(self, node: Node) -> bool:
+        """Whether each row follows from one of the batch, and from numbers."""
+        by_numbers = node.target is aten.mm.default and node.args[1] in self._numbers.alone
+        return by_numbers or self._of_batch.is_by_row(node)
+
     def _note_sum(self, node: Node) -> None:
         one = self._numbers.found.get(node)
         sums = [one] if one is not None and one.kind == "sum" else []
@@ -143,7 +152,7 @@ class Degrees:
         if sums:
             self._sums[node] = sums[0]
 
-    def _cancels(self, node: Node, degree: int) -> bool:
+    def _cancels(self, node: Node, degree: float) -> bool:
         """Whether a number is multiplied with, or divided by, how many elements a sum has that is
         in it: ``len(y) / (classes * counts)``."""
         if node not in self._sums or node.target not in _WITH_SIZES:

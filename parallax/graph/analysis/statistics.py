@@ -130,7 +130,7 @@ def statistics(
         _rounds(step, of_batch, numbers, uses),
         tuple(coupled.scaled),
         found.divide,
-        found.degrees.sizes,
+        {**found.degrees.sizes, **coupled.sizes},
     )
 
 
@@ -220,7 +220,7 @@ def _needed(
         if node in follows and node not in needed:
             needed.add(node)
             one = found.get(node)
-            queue += node.all_input_nodes if one is None else [one.source]
+            queue += node.all_input_nodes if one is None else one.sources
     return needed
 
 

@@ -49,7 +49,7 @@ class SummedRows:
         self._numbers = {node.meta["forward"] for node in self._found if "forward" in node.meta}
         """Of their operations, by which those of the backward pass know them."""
 
-    def is_divided_by(self, node: Node, value: Node, degree: int | None) -> bool:
+    def is_divided_by(self, node: Node, value: Node, degree: float | None) -> bool:
         """Whether a node multiplies rows by one over a sum over the batch, or computes gradients
         with it.
 

@@ -21,9 +21,10 @@ tell that they change the running mean and variance."""
 
 def add_call(graph: Graph, target: Any, *args: Any, **named: Any) -> Node:
     """A call at the graph's insertion point, with the example value that it gives."""
-    node: Node = graph.call_function(target, args, named)
     values, others = map_arg((args, named), lambda source: source.meta["val"])
-    node.meta["val"] = target(*values, **others)
+    value = target(*values, **others)
+    node: Node = graph.call_function(target, args, named)
+    node.meta["val"] = value
     return node
 
 

@@ -19,6 +19,7 @@ from parallax.graph.common.operations import has_one_element, is_write, written_
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.passes.written_parts import as_values
 from parallax.graph.step_graph import StepGraph
+from parallax.ops.statistics import MOST_COLUMNS
 
 aten = torch.ops.aten
 
@@ -44,6 +45,8 @@ def compute_anew(step: StepGraph) -> None:
     leading = _leading((loss for _, loss in backward_passes(graph)), writes)
 
     def matters(node: Node, memory: Node) -> bool:
+        if memory in leading and memory in batch and _is_small(memory):
+            return True
         if tensor_of(written_inputs(node)[0]) is not memory:
             return any(one in batch for one in node.all_input_nodes if memory_of(one) is not memory)
         by = node.args[1] if node.target in _BY_NUMBERS else None
@@ -76,6 +79,12 @@ def _is_own(node: Node) -> bool:
     """Whether the step computes a tensor."""
     target = node.args[0].target if node.target is operator.getitem else node.target  # type: ignore[union-attr]
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
+
+
+def _is_small(memory: Node) -> bool:
+    """Whether a tensor may be numbers of columns: what is not of the size of the batch."""
+    count = memory.meta["val"].numel()
+    return isinstance(count, int) and count <= MOST_COLUMNS
 
 
 def _is_number(by: Node, memory: Node) -> bool:

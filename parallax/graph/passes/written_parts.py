@@ -106,8 +106,15 @@ def functional(node: Node) -> Any:
     name = target._schema.name.removeprefix("aten::")
     if not name.endswith("_") or node.args[:1] != (returned_input(node),) or is_random(node):
         return None
-    packet = getattr(torch.ops.aten, name[:-1], None)
-    return getattr(packet, target._overloadname, None)
+    packet: Any = getattr(torch.ops.aten, name[:-1], None)
+    names = [] if packet is None else packet.overloads()
+    found = [getattr(packet, one) for one in names]
+    # Not all have the same name: that of pow_.Scalar is pow.Tensor_Scalar.
+    return next((one for one in found if _arguments(one) == _arguments(target)), None)
+
+
+def _arguments(target: torch._ops.OpOverload) -> list[tuple[str, str]]:
+    return [(one.name, str(one.type)) for one in target._schema.arguments]
 
 
 def _aliases(base: Node) -> dict[Node, Node]:

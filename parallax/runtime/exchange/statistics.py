@@ -205,6 +205,10 @@ def _wholes(
     mean = found["mean"] = (count * value).sum(0) / whole
     if "sum" in kinds:
         found["sum"] = value.sum(0)
+    if "norm" in kinds:
+        found["norm"] = value.square().sum(0).sqrt()
+    if "logsumexp" in kinds:
+        found["logsumexp"] = torch.where(count > 0, value, -math.inf).logsumexp(0)
     if "largest" in kinds:
         found["largest"] = torch.where(count > 0, value, -math.inf).amax(0)
     if "smallest" in kinds:

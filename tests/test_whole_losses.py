@@ -1,0 +1,41 @@
+"""Losses of covariances, norms and logarithms of sums are those of all workers' batches in one."""
+
+from __future__ import annotations
+
+import batch_statistics
+import pytest
+import whole_losses
+from cells import each_once
+from pool import Pool
+
+DIVISION = [(4, 4, 4), (6, 2, 3), (3, 5, 3), (5, 3, 2)]
+SETTINGS = [(2, "HYBRID"), (3, "HYBRID"), (2, "PS"), (3, "AR")]
+
+
+@pytest.mark.parametrize(("name", "size", "strategy"), each_once(whole_losses.LOSSES, SETTINGS))
+def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: str) -> None:
+    division = [counts[:size] for counts in DIVISION]
+    loss = whole_losses.LOSSES[name]
+    for far, sent, said in pool.run(size, batch_statistics.train, loss, division, strategy):
+        assert far < 1e-10
+        assert sent
+        assert not said
+
+
+@pytest.mark.parametrize("name", whole_losses.OWN)
+def test_what_stays_own_is_told(pool: Pool, name: str) -> None:
+    division = [counts[:2] for counts in DIVISION]
+    for _, sent, said in pool.run(
+        2, batch_statistics.train, whole_losses.OWN[name], division, "HYBRID"
+    ):
+        assert not sent
+        assert any("a number of each worker's own batch, such as a sum" in text for text in said)
+
+
+def test_rows_in_an_order_are_the_same(pool: Pool) -> None:
+    division = [counts[:2] for counts in DIVISION]
+    loss = whole_losses.ordered
+    for far, sent, said in pool.run(2, batch_statistics.train, loss, division, "HYBRID"):
+        assert far < 1e-12
+        assert not sent
+        assert not said
