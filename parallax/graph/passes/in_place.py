@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import collections
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.loss_terms import backward_passes, from_batch
+from parallax.graph.analysis.row_matrices import MATRIX_PRODUCTS, matrices_of
 from parallax.graph.common.aliases import memory_of, tensor_of
 from parallax.graph.common.operations import has_one_element, is_write, written_inputs
-from parallax.graph.common.sizes import same_shape
+from parallax.graph.common.sizes import same_shape, same_size
 from parallax.graph.passes.written_parts import as_values
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.statistics import MOST_COLUMNS
@@ -28,8 +29,8 @@ _BY_NUMBERS = {aten.div_.Tensor, aten.mul_.Tensor, aten.add_.Tensor, aten.sub_.T
 
 def compute_anew(step: StepGraph) -> None:
     """Let the step compute what it changes in place, where that is a part of a tensor that then
-    follows from the batch; or losses follow from the tensor, and it has one element or is changed
-    by a number, or one for each column."""
+    follows from the batch; or losses follow from the tensor, and it is changed by a number, or one
+    for each column, or has numbers of columns itself."""
     graph = step.graph
     writes: dict[Node, list[Node]] = collections.defaultdict(list)
     changing: set[Node] = set()
@@ -45,7 +46,7 @@ def compute_anew(step: StepGraph) -> None:
     leading = _leading((loss for _, loss in backward_passes(graph)), writes)
 
     def matters(node: Node, memory: Node) -> bool:
-        if memory in leading and memory in batch and _is_small(memory):
+        if memory in leading and memory in batch and _is_of_columns(memory, step.rows):
             return True
         if tensor_of(written_inputs(node)[0]) is not memory:
             return any(one in batch for one in node.all_input_nodes if memory_of(one) is not memory)
@@ -81,10 +82,15 @@ def _is_own(node: Node) -> bool:
     return isinstance(target, torch._ops.OpOverload) and target.namespace == "aten"
 
 
-def _is_small(memory: Node) -> bool:
-    """Whether a tensor may be numbers of columns: what is not of the size of the batch."""
-    count = memory.meta["val"].numel()
-    return isinstance(count, int) and count <= MOST_COLUMNS
+def _is_of_columns(memory: Node, rows: Sequence[int | torch.SymInt]) -> bool:
+    """Whether a tensor may be numbers of columns of the batch, and has no rows of it itself."""
+    value = memory.meta["val"]
+    if not isinstance(value.numel(), int) or value.numel() > MOST_COLUMNS:
+        return False
+    if not value.dim() or not any(same_size(value.shape[0], count) for count in rows):
+        return True
+    first = memory.args[0] if memory.target in MATRIX_PRODUCTS else None
+    return isinstance(first, Node) and matrices_of(memory, first) is not None
 
 
 def _is_number(by: Node, memory: Node) -> bool:
