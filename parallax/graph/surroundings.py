@@ -30,6 +30,7 @@ from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.state import Leaf
 from parallax.graph.stand_ins.covariances import covariances_by_rows
 from parallax.graph.stand_ins.foreach import without_foreach
+from parallax.graph.stand_ins.label_counts import label_counts_by_rows
 from parallax.graph.stand_ins.packed import packed_sequences
 from parallax.graph.stand_ins.recurrent import whole_layers
 from parallax.graph.stand_ins.scaled import scalers_recorded
@@ -80,6 +81,7 @@ def prepared(
         stack.enter_context(data_by_copies([leaf.value for leaf in tensors]))
         stack.enter_context(deep_copies())
         stack.enter_context(covariances_by_rows())
+        stack.enter_context(label_counts_by_rows())
         stack.enter_context(indexing_by_symbols())
         stack.enter_context(_random_state_as_ops())
         stack.enter_context(_sparse_padding_by_mask())

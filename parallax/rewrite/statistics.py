@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.analysis.batch_numbers import ROWS, Statistic
 from parallax.graph.analysis.coupled import Scaled
 from parallax.graph.analysis.degrees import Size
+from parallax.graph.analysis.reductions import ROWS, Statistic
 from parallax.graph.analysis.statistics import Statistics
 from parallax.graph.analysis.totals import Batches, statistics_of
 from parallax.graph.common.aliases import memory_of

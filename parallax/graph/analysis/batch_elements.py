@@ -12,7 +12,8 @@ from torch.fx import Node
 
 from parallax.graph.analysis.cut_off import cut_off
 from parallax.graph.analysis.how_many import expression, product
-from parallax.graph.analysis.loss_terms import REDUCTIONS, SIZES, from_batch
+from parallax.graph.analysis.loss_terms import REDUCTIONS, SHAPES, SIZES, from_batch
+from parallax.graph.analysis.reductions import BY_LABEL
 from parallax.graph.common.operations import is_random, is_view, with_gradient
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.step_graph import StepGraph
@@ -196,6 +197,8 @@ class BatchElements:
         given = [one in self.batch and one not in self._updated for one in node.all_input_nodes]
         if node not in self._other and all(given):  # nor has a frozen one
             return False
+        if node.target in BY_LABEL and not self.are_rows(value.shape[0]):
+            return False
         return node.target not in _OF_TWO or sum(given) < 2
 
     def add_up_by_rows(self, nodes: Sequence[Node]) -> bool:
@@ -365,6 +368,8 @@ def _is_alike(node: Node) -> bool:
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     if torch.Tag.pointwise in node.target.tags or node.target in _ALIKE or is_view(node):
+        return True
+    if node.target in SHAPES:  # one constant
         return True
     if node.target is aten.index_put.default:
         chosen: Any = node.args[1]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,9 +15,14 @@ from parallax.graph.analysis.divided_by import known_number
 from parallax.graph.analysis.how_many import expression, how_many
 from parallax.graph.analysis.loss_terms import MEAN, NLL, REDUCTIONS, SHAPES, SUM, reduction
 from parallax.graph.analysis.reductions import (
+    BY_LABEL,
     BY_ROWS_BESIDE,
     OTHERS,
+    ROWS,
+    Statistic,
+    are_zeros,
     dim_of,
+    is_bounded,
     kind_of,
     reduced_dims,
 )
@@ -32,7 +36,7 @@ from parallax.graph.common.operations import (
 )
 from parallax.graph.common.sizes import same_shape
 from parallax.graph.step_graph import StepGraph
-from parallax.ops.statistics import MOST_COLUMNS, VARIANCES, Kind, told_of
+from parallax.ops.statistics import MOST_COLUMNS, VARIANCES, Kind
 
 aten: Any = torch.ops.aten
 
@@ -51,57 +55,7 @@ AS_THEY_ARE = {
     operator.neg,
     torch.sym_float,
 }
-ROWS = "rows"
-"""In the place of a count: as many as the batch has rows."""
 _SHIFTS = {aten.sub.Tensor, aten.add.Tensor}
-
-
-@dataclass(eq=False, frozen=True)
-class Statistic:
-    """A number of the whole batch, or one of each column.
-
-    Args:
-        value: the number, as it is on this worker.
-        kind: what it is.
-        source: what it is of.
-        made: what computes it.
-        dims: of the source, over which.
-        shape: of the source's other dimensions: the columns. Of a number, nothing.
-        count: of how many elements, where that is not the size of ``source``.
-        is_gradient: it is that of another one, of which workers have parts.
-    """
-
-    value: Node
-    kind: Kind
-    source: Node
-    made: Node
-    dims: tuple[int, ...]
-    shape: tuple[int, ...]
-    count: Any = None
-    is_gradient: bool = False
-
-    @property
-    def sources(self) -> list[Node]:
-        """Of what it is computed."""
-        of_all = self.is_gradient or self.made.target in MATRIX_PRODUCTS | {*REDUCTIONS}
-        return self.made.all_input_nodes if of_all else [self.source]
-
-    @property
-    def length(self) -> int:
-        """How many numbers are told of one for each column; zero if it is one alone."""
-        return told_of(self.kind, math.prod(self.shape)) if self.shape else 0
-
-    @property
-    def correction(self) -> float:
-        """Of a variance, what is taken from the number of elements."""
-        given: Any = self.made.kwargs.get("correction")
-        return 1.0 if given is None else float(given)
-
-    @property
-    def key(self) -> Any:
-        """What tells a number apart from others of a graph: sums are told by what is summed."""
-        own = self.value if self.count is not None or self.kind == "sum" else None
-        return self.kind, self.source, self.correction, self.dims, own
 
 
 class BatchNumbers:
@@ -276,6 +230,8 @@ class BatchNumbers:
             return self._reduction(node, kind, made)
         if node.target in MATRIX_PRODUCTS:
             return self.product_of(node)
+        if node.target in BY_LABEL:
+            return self.sum_by_label(node)
         arguments = node.args
         if node.target in QUOTIENTS and isinstance(part := arguments[0], Node):
             # A mean by hand.
@@ -332,6 +288,30 @@ class BatchNumbers:
             return None
         kind: Kind = "mean" if is_mean else "sum"
         return Statistic(node, kind, second, node, (0,), shape, ROWS if is_mean else None)
+
+    def sum_by_label(self, node: Node, numbers: Collection[Node] = ()) -> Statistic | None:
+        """What a node adds up of the rows of the batch for each label, such as how many it has.
+
+        Args:
+            node: an operation that adds to zeros, at places along the first dimension.
+            numbers: other numbers of the batch that it may be computed with.
+        """
+        zeros, dim, labels, rows = node.args[:4]
+        shape = tuple(node.meta["val"].shape)
+        known = {*self.alone, *numbers}
+        if not isinstance(zeros, Node) or not are_zeros(zeros) or len(zeros.users) > 1:
+            return None
+        adds_up = all(
+            isinstance(one, Node) and one not in known and self._of_batch.adds_up(one, known)
+            for one in (labels, rows)
+        )
+        # Rows of the batch may be labels, too, as the nodes of a graph are.
+        is_by_row = expression(shape[0]) in self._rows and not is_bounded(labels, shape[0])
+        if dim != 0 or not adds_up or node.kwargs or is_by_row:
+            return None
+        if not self._are_columns(labels, (0,), shape):  # type: ignore[arg-type]
+            return None
+        return Statistic(node, "sum", labels, node, (0,), shape)  # type: ignore[arg-type]
 
     def _of_sum(
         self, node: Node, kind: Kind, summed: Statistic, count: Any = None

@@ -20,14 +20,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_elements import BatchElements
-from parallax.graph.analysis.batch_numbers import (
-    AS_THEY_ARE,
-    PRODUCTS,
-    QUOTIENTS,
-    ROWS,
-    BatchNumbers,
-    Statistic,
-)
+from parallax.graph.analysis.batch_numbers import AS_THEY_ARE, PRODUCTS, QUOTIENTS, BatchNumbers
 from parallax.graph.analysis.degrees import Size
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.how_many import expression, how_many
@@ -38,6 +31,7 @@ from parallax.graph.analysis.loss_terms import (
     losses,
     made_of,
 )
+from parallax.graph.analysis.reductions import BY_LABEL, ROWS, Statistic
 from parallax.graph.analysis.row_matrices import MATRIX_PRODUCTS
 from parallax.graph.common.operations import ancestors, has_one_element, is_view, is_write
 from parallax.graph.common.sizes import same_shape, size_of
@@ -192,6 +186,8 @@ class Coupled:
                 return found
         if node.target in MATRIX_PRODUCTS:
             return self._numbers.product_of(node, self._known)
+        if node.target in BY_LABEL:
+            return self._numbers.sum_by_label(node, self._known)
         if made.target in REDUCTIONS:
             return self._numbers.loss_of(node, made, self._known)
         if node.target in QUOTIENTS and isinstance(source, Node):

@@ -10,14 +10,9 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_elements import BatchElements
-from parallax.graph.analysis.batch_numbers import (
-    AS_THEY_ARE,
-    PRODUCTS,
-    QUOTIENTS,
-    BatchNumbers,
-    Statistic,
-)
+from parallax.graph.analysis.batch_numbers import AS_THEY_ARE, PRODUCTS, QUOTIENTS, BatchNumbers
 from parallax.graph.analysis.divided_by import SUMS, known_number
+from parallax.graph.analysis.reductions import Statistic
 from parallax.graph.common.operations import is_view, is_write
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.statistics import Kind

@@ -16,15 +16,12 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_elements import BatchElements
-from parallax.graph.analysis.batch_numbers import (
-    BatchNumbers,
-    Statistic,
-    takes_value,
-)
+from parallax.graph.analysis.batch_numbers import BatchNumbers, takes_value
 from parallax.graph.analysis.coupled import Coupled, Scaled
 from parallax.graph.analysis.degrees import Degrees, Size, is_pointwise
 from parallax.graph.analysis.divisors import Divisor
 from parallax.graph.analysis.loss_terms import REDUCTIONS, losses, made_of
+from parallax.graph.analysis.reductions import Statistic
 from parallax.graph.analysis.summed_rows import SummedRows
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.interface import GraphInput

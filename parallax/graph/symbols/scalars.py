@@ -150,6 +150,23 @@ class ScalarEnv(ShapeEnv):
                 self.pending.append(Pending(orig_expr, symbols, program, names, value))
             return value
 
+    def value_of(self, expression: Any) -> Any:
+        """What a number of symbols is for the batch that is captured; None if that is not known
+        before the step runs. The graph holds for others, too."""
+        if self._tracer is None:
+            return None
+        symbols = tuple(expression.free_symbols)
+        found = [self._selection_of(one) or self._node_of(one) for one in symbols]
+        nodes = tuple(node for node in found if node is not None)
+        if len(nodes) < len(found):
+            return None
+        sliced = slice_program(nodes, self.values, self._tracer.root, settled=self.settled)
+        if sliced is None:
+            return None
+        program, names = sliced
+        results = run_program(program, [self.values[name] for name in names])
+        return evaluate(expression, dict(zip(symbols, results, strict=True)))
+
     def is_size(self, symbol: Any) -> bool:
         """Whether a symbol is the size of a selection (by a mask), as against a value."""
         return symbol in self.size_like
