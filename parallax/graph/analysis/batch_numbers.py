@@ -179,6 +179,8 @@ class BatchNumbers:
             node: it.
             numbers: other numbers of the batch that it may be computed with.
         """
+        if node.target in MATRIX_PRODUCTS:  # of too many columns
+            return self.product_of(node, numbers, math.inf) is not None
         extremes: tuple[Kind, ...] = ("largest", "smallest")
         found = self.reduction_of(node, extremes, numbers)
         if kind_of(node)[0] is None:
@@ -259,12 +261,15 @@ class BatchNumbers:
             source = self._unshifted(source, bool(shape))
         return Statistic(node, kind, source, made, dims, shape)
 
-    def product_of(self, node: Node, numbers: Collection[Node] = ()) -> Statistic | None:
+    def product_of(
+        self, node: Node, numbers: Collection[Node] = (), most: float = MOST_COLUMNS
+    ) -> Statistic | None:
         """The sum over the rows of two tensors, of products of their columns, that a node is.
 
         Args:
             node: a product of matrices.
             numbers: other numbers of the batch that they may be computed with.
+            most: how many elements it may have.
         """
         scaled: Any = node.args[0]
         is_mean = False
@@ -284,7 +289,7 @@ class BatchNumbers:
             for one in matrices
         )
         second = matrices[1]
-        if not adds_up or not self._are_columns(second, (0,), shape):
+        if not adds_up or not self._are_columns(second, (0,), shape, most):
             return None
         kind: Kind = "mean" if is_mean else "sum"
         return Statistic(node, kind, second, node, (0,), shape, ROWS if is_mean else None)
@@ -322,10 +327,16 @@ class BatchNumbers:
             return None
         return Statistic(node, kind, summed.source, node, summed.dims, summed.shape, count)
 
-    def _are_columns(self, source: Node, dims: Collection[int], shape: Collection[Any]) -> bool:
+    def _are_columns(
+        self,
+        source: Node,
+        dims: Collection[int],
+        shape: Collection[Any],
+        most: float = MOST_COLUMNS,
+    ) -> bool:
         """Whether what is not reduced are columns of the batch, as many as one number of a model:
         where they lie along another dimension, those of one are none of these."""
-        if not all(isinstance(size, int) for size in shape) or math.prod(shape) > MOST_COLUMNS:
+        if not all(isinstance(size, int) for size in shape) or math.prod(shape) > most:
             return False
         return self._reduces_rows(source, dims, shape)
 
@@ -338,6 +349,8 @@ class BatchNumbers:
         """Whether a node is a number of the batch, or of its columns, that is not found."""
         if node.target in OTHERS:
             return not self._is_of_row(node)
+        if node.target in MATRIX_PRODUCTS:
+            return self.product_of(node, most=math.inf) is not None
         kind, made = kind_of(node)
         source: Any = made.args[0] if made.args else None
         if made.target in BY_ROWS_BESIDE:

@@ -84,16 +84,11 @@ def from_batch(step: StepGraph) -> set[Node]:
         if node.target not in SIZES and any(source in found for source in node.all_input_nodes):
             found.add(node)
             for written in written_inputs(node) if is_write(node) else ():
-                found.update(_own_memory(written))
+                memory = memory_of(written)
+                if memory.op == "call_function" and memory not in found:  # the step makes it
+                    found.add(memory)
+                    found.update(alias for alias, _ in uses_of(memory))
     return found
-
-
-def _own_memory(written: Node) -> Iterator[Node]:
-    """A tensor that the step computes, if it is what was written to, and its views."""
-    memory = memory_of(written)
-    if memory.op == "call_function":
-        yield memory
-        yield from {alias for alias, _ in uses_of(memory)}
 
 
 def reduction(loss: Node) -> int:

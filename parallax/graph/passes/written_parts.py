@@ -82,10 +82,9 @@ def as_values(graph: Graph, base: Node, first: Node, changing: Collection[Node])
     Returns:
         Whether this was done; else the graph is as it was.
     """
-    order = {node: place for place, node in enumerate(graph.nodes)}
     aliases = _aliases(base)
     users = {user for alias in (base, *aliases) for user in alias.users}
-    later = sorted((one for one in users if order[one] >= order[first]), key=order.__getitem__)
+    later = sorted(one for one in users if not one < first)  # as in the graph
     memory = _Memory(graph, base, aliases, changing)
     try:
         for user in later:
