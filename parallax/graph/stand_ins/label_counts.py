@@ -27,10 +27,17 @@ def label_counts_by_rows() -> AbstractContextManager[None]:
             return result
         is_expected = input < minlength
         each = is_expected if weights is None else torch.where(is_expected, weights, 0)
-        zeros = torch.zeros(minlength, dtype=result.dtype, device=result.device)
-        return zeros.index_add(0, input.clamp(max=minlength - 1), each.to(result.dtype))
+        zeros = torch.zeros(minlength, dtype=_type(weights), device=input.device)
+        return zeros.index_add(0, input.clamp(max=minlength - 1), each.to(zeros.dtype))
 
     return replaced((torch, "bincount", bincount), (torch.Tensor, "bincount", bincount))
+
+
+def _type(weights: torch.Tensor | None) -> torch.dtype:
+    """That of the numbers, which the stand-in for them does not have in torch 2.11."""
+    if weights is None:
+        return torch.int64
+    return torch.float32 if weights.dtype is torch.float32 else torch.float64
 
 
 def _decided(size: Any) -> int | None:
