@@ -55,6 +55,21 @@ def test_writes_in_any_order_give_the_same_values(seed: int) -> None:
     torch.testing.assert_close(module(given), step(given), rtol=1e-10, atol=1e-10)
 
 
+def test_memory_that_is_read_by_its_places_stays_as_it_is() -> None:
+    def step(given: torch.Tensor) -> torch.Tensor:
+        whole = given.t().clone()
+        whole[:, 0] = 1.0
+        return whole.as_strided((4,), (1,), 1) * 2
+
+    given = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    module = make_fx(step, tracing_mode="fake")(given)
+    (write,) = _writes(module.graph)
+    before = str(module.graph)
+    memory = memory_of(written_inputs(write)[0])
+    assert not as_values(module.graph, memory, write, {memory})
+    assert str(module.graph) == before
+
+
 def _random_step(drawn: random.Random) -> Callable[[torch.Tensor], torch.Tensor]:
     """A step that writes to parts of a tensor, and reads such, in a random order."""
     acts: list[tuple[Any, ...]] = [

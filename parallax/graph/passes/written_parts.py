@@ -248,6 +248,8 @@ class _Memory:
         if not same_shape(own.shape, whole.shape):
             zeros = self._add(aten.zeros_like.default, self._now(written))
             value = self._add(aten.add.Tensor, zeros, value)
+            if not same_shape(value.meta["val"].shape, whole.shape):  # which the write changes
+                raise _UnknownError
         return value
 
     def _set(self, alias: Node, value: Node) -> None:
@@ -331,6 +333,8 @@ class _Memory:
                 return part.value
             return self._add(aten.select.int, part.value, self._dim, part.offset + low - part.low)
         now = self._now(parent)
+        if alias.target is aten.as_strided.default and now is not alias.args[0]:
+            raise _UnknownError  # by places in memory, where values may lie otherwise
         return alias if now is alias.args[0] else self._add(alias.target, now, *alias.args[1:])
 
     def _between(self, low: int, high: int) -> Node:
