@@ -32,6 +32,16 @@ def test_what_stays_own_is_told(pool: Pool, name: str) -> None:
         assert any("a number of each worker's own batch, such as a sum" in text for text in said)
 
 
+def test_a_batch_of_one_row_and_one_of_none(pool: Pool) -> None:
+    division = [(4, 4), (3, 1), (0, 5), (1, 6)]
+    for name in ("by einsum", "invariance", "correlation", "by columns"):
+        loss = whole_losses.LOSSES[name]
+        for far, sent, said in pool.run(2, batch_statistics.train, loss, division, "HYBRID"):
+            assert far < 1e-10
+            assert sent
+            assert not said
+
+
 def test_rows_in_an_order_are_the_same(pool: Pool) -> None:
     division = [counts[:2] for counts in DIVISION]
     loss = whole_losses.ordered

@@ -137,12 +137,11 @@ class _Exchanges:
             first = before
         scaled = [one for one in self._wanted.scaled if one.statistic in statistics]
         spec = _spec(work, used, length)
-        rows = self._rows
         values = {one.value for one in statistics}
         divides = any(self._origins[value] & values for value, _ in self._wanted.divide)
         if scaled or divides:
             spec = _with_rows(spec)
-            numbers += [rows, rows, 0.0]
+            numbers += [self._rows, self._rows, 0.0]
         resource = work.resource(spec, "statistics")
         with work.graph.inserting_before(before):
             self._started = work.call(start, resource, 0, numbers)
@@ -157,12 +156,12 @@ class _Exchanges:
             several = len(spec.kinds)
             if divides and self._share is None:
                 all_rows = _number(work.item(found, several - 1))
-                share = add_call(work.graph, aten.div.Tensor, all_rows, rows)
+                share = add_call(work.graph, aten.div.Tensor, all_rows, self._rows)
                 self._share = add_call(work.graph, aten.nan_to_num.default, share, 0.0, 0.0)
             for each in scaled:
                 place = used.index(firsts[each.statistic.key])
                 all_rows = _number(work.item(found, several - 1))
-                share = add_call(work.graph, aten.div.Tensor, all_rows, rows)
+                share = add_call(work.graph, aten.div.Tensor, all_rows, self._rows)
                 if each.statistic.kind == "mean":  # of a part of each row, or of some rows
                     whole = _number(work.item(found, several + place))
                     own = add_call(work.graph, aten.mul.Tensor, share, numbers[3 * place])

@@ -1,10 +1,12 @@
-"""``torch.cov`` and ``torch.corrcoef``, which look at values that a capture has not.
+"""``torch.cov`` and ``torch.corrcoef``, which look at values that a capture has not, and ``einsum``.
 
-They are written as sums over rows, which are what numbers of the whole batch are put together of.
+They are written as sums over rows, which are what numbers of the whole batch are put together of,
+also where a batch has one row, of which ``einsum`` multiplies elements.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,11 +15,28 @@ import torch
 
 from parallax.graph.common.replaced import replaced
 
+_OVER_ROWS = re.compile(r"(\w)(\w),\1(\w)->(\2\3|\3\2)")
+"""What adds up the rows of two matrices."""
+
 
 def covariances_by_rows() -> AbstractContextManager[None]:
     """Compute them of a matrix by rows, as far as observations have no weights."""
     kind: Any = torch.Tensor
-    original: dict[str, Callable[..., torch.Tensor]] = {"cov": torch.cov}
+    original: dict[str, Callable[..., torch.Tensor]] = {
+        name: getattr(torch, name) for name in ("cov", "corrcoef", "einsum")
+    }
+
+    def einsum(*args: Any) -> torch.Tensor:
+        equation, *operands = args
+        text = equation.replace(" ", "") if isinstance(equation, str) else ""
+        found = _OVER_ROWS.fullmatch(text)
+        if found is None or len({*found.group(1, 2, 3)}) < 3 or not all(map(_is_matrix, operands)):
+            return original["einsum"](*args)
+        first, second = operands
+        if found[4] == found[3] + found[2]:
+            first, second = second, first
+        product: torch.Tensor = first.t() @ second
+        return product
 
     def cov(
         input: torch.Tensor,
@@ -36,22 +55,18 @@ def covariances_by_rows() -> AbstractContextManager[None]:
 
     def corrcoef(input: torch.Tensor) -> torch.Tensor:
         if not _is_matrix(input):
-            return torch.ones((), dtype=input.dtype, device=input.device)
+            return original["corrcoef"](input)
         covariance = cov(input)
         if not covariance.dim():  # of one variable
             return covariance / covariance
         deviations = covariance.diagonal().sqrt()
         return (covariance / deviations[:, None] / deviations).clip(-1, 1)
 
-    functions = {"cov": cov, "corrcoef": corrcoef}
-    return replaced(
-        *(
-            (where, name, function)
-            for where in (torch, kind)
-            for name, function in functions.items()
-        )
-    )
+    found = {"cov": cov, "corrcoef": corrcoef}
+    methods = [(kind, name, function) for name, function in found.items()]
+    functions = [(torch, name, function) for name, function in found.items()]
+    return replaced(*methods, *functions, (torch, "einsum", einsum))
 
 
-def _is_matrix(input: torch.Tensor) -> bool:
-    return input.dim() == 2 and input.dtype.is_floating_point
+def _is_matrix(input: Any) -> bool:
+    return isinstance(input, torch.Tensor) and input.dim() == 2 and input.dtype.is_floating_point
