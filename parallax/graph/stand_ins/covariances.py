@@ -1,4 +1,4 @@
-"""``torch.cov`` and ``torch.corrcoef``, which look at values that a capture has not, and ``einsum``.
+"""``torch.cov``, ``torch.corrcoef``, which look at values that a capture has not, and ``einsum``.
 
 They are written as sums over rows, which are what numbers of the whole batch are put together of,
 also where a batch has one row, of which ``einsum`` multiplies elements.
