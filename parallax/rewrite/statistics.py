@@ -97,6 +97,8 @@ class _Exchanges:
         """Of sums, over how many elements they are: of all batches, and of this worker's."""
         self._share: Node | None = None
         """How many times as many rows as this worker's batch all of them have."""
+        self._divided: dict[tuple[Node, Any], Node] = {}
+        """Numbers that rows are divided by before they are summed, times this or by it."""
         self._known: dict[Node, Node] = {}
         """In place of this worker's own: what follows from the statistics of all."""
 
@@ -267,10 +269,12 @@ class _Exchanges:
         graph, share = self._work.graph, self._share
         is_divisor = node.target is aten.div.Tensor and value is node.args[1]
         change = aten.div.Tensor if is_divisor else aten.mul.Tensor
-        with graph.inserting_before(node):
-            kind = value.meta["val"].dtype
-            share = add_call(graph, aten._to_copy.default, share, dtype=kind)
-            return add_call(graph, change, known, share)
+        if (value, change) not in self._divided:  # once, forward and back
+            with graph.inserting_before(node):
+                kind = value.meta["val"].dtype
+                share = add_call(graph, aten._to_copy.default, share, dtype=kind)
+                self._divided[value, change] = add_call(graph, change, known, share)
+        return self._divided[value, change]
 
     def _first(self, statistics: Sequence[Statistic]) -> Node:
         """What is the first to need some: what uses them, a number of a later round, or what

@@ -15,8 +15,8 @@ from parallax.graph.analysis.divided_by import known_number
 from parallax.graph.analysis.how_many import expression, how_many
 from parallax.graph.analysis.loss_terms import MEAN, NLL, REDUCTIONS, SHAPES, SUM, reduction
 from parallax.graph.analysis.reductions import (
+    ALONG_ALL,
     BY_LABEL,
-    BY_ROWS_BESIDE,
     OTHERS,
     ROWS,
     Statistic,
@@ -230,10 +230,8 @@ class BatchNumbers:
         kind, made = kind_of(node)
         if kind is not None:
             return self._reduction(node, kind, made)
-        if node.target in MATRIX_PRODUCTS:
-            return self.product_of(node)
-        if node.target in BY_LABEL:
-            return self.sum_by_label(node)
+        if (found := self.sum_of_rows(node)) is not None:
+            return found
         arguments = node.args
         if node.target in QUOTIENTS and isinstance(part := arguments[0], Node):
             # A mean by hand.
@@ -260,6 +258,17 @@ class BatchNumbers:
         if kind in VARIANCES:
             source = self._unshifted(source, bool(shape))
         return Statistic(node, kind, source, made, dims, shape)
+
+    def sum_of_rows(self, node: Node, numbers: Collection[Node] = ()) -> Statistic | None:
+        """The sum over rows that a node is without reducing one tensor.
+
+        Args:
+            node: it.
+            numbers: other numbers of the batch that it may be computed with.
+        """
+        if node.target in MATRIX_PRODUCTS:
+            return self.product_of(node, numbers)
+        return self._sum_by_label(node, numbers) if node.target in BY_LABEL else None
 
     def product_of(
         self, node: Node, numbers: Collection[Node] = (), most: float = MOST_COLUMNS
@@ -294,7 +303,7 @@ class BatchNumbers:
         kind: Kind = "mean" if is_mean else "sum"
         return Statistic(node, kind, second, node, (0,), shape, ROWS if is_mean else None)
 
-    def sum_by_label(self, node: Node, numbers: Collection[Node] = ()) -> Statistic | None:
+    def _sum_by_label(self, node: Node, numbers: Collection[Node]) -> Statistic | None:
         """What a node adds up of the rows of the batch for each label, such as how many it has.
 
         Args:
@@ -353,7 +362,7 @@ class BatchNumbers:
             return self.product_of(node, most=math.inf) is not None
         kind, made = kind_of(node)
         source: Any = made.args[0] if made.args else None
-        if made.target in BY_ROWS_BESIDE:
+        if made.target in ALONG_ALL:
             return self._compares_rows(source, made)
         if kind is None:
             return False

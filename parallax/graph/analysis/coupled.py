@@ -31,9 +31,8 @@ from parallax.graph.analysis.loss_terms import (
     losses,
     made_of,
 )
-from parallax.graph.analysis.reductions import BY_LABEL, ROWS, Statistic
-from parallax.graph.analysis.row_matrices import MATRIX_PRODUCTS
-from parallax.graph.common.operations import ancestors, has_one_element, is_view, is_write
+from parallax.graph.analysis.reductions import ROWS, Statistic
+from parallax.graph.common.operations import ancestors, has_one_element, is_view_of_torch, is_write
 from parallax.graph.common.sizes import same_shape, size_of
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.statistics import VARIANCES, Kind
@@ -175,7 +174,7 @@ class Coupled:
             # Divided by a number of each column, it is that of none but all workers' batches.
             by_columns = rest[0] in self._numbers.alone and not has_one_element(rest[0])
             return self._is_inside(first) and not self._is_inside(rest[0]) and not by_columns
-        return _is_view(node)
+        return is_view_of_torch(node)
 
     def _statistic(self, node: Node) -> Statistic | None:
         made: Any = node.args[0] if node.target is operator.getitem else node
@@ -184,10 +183,8 @@ class Coupled:
             found = self._numbers.reduction_of(node, _KINDS, self._known)
             if found is not None:
                 return found
-        if node.target in MATRIX_PRODUCTS:
-            return self._numbers.product_of(node, self._known)
-        if node.target in BY_LABEL:
-            return self._numbers.sum_by_label(node, self._known)
+        if (found := self._numbers.sum_of_rows(node, self._known)) is not None:
+            return found
         if made.target in REDUCTIONS:
             return self._numbers.loss_of(node, made, self._known)
         if node.target in QUOTIENTS and isinstance(source, Node):
@@ -248,7 +245,9 @@ class Coupled:
         if node.target not in QUOTIENTS:
             return
         summed: Any = node.args[0]
-        while summed not in self._known and (summed.target in AS_THEY_ARE or _is_view(summed)):
+        while summed not in self._known and (
+            summed.target in AS_THEY_ARE or is_view_of_torch(summed)
+        ):
             summed = summed.args[0]
         one = self._known.get(summed)
         if one is None or one.kind != "sum":
@@ -369,10 +368,6 @@ class Coupled:
         value = value[0] if isinstance(value, tuple | list) else value
         gradient = given.meta.get("val")
         return isinstance(gradient, torch.Tensor) and same_shape(gradient.shape, value.shape)
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
 
 
 def _is_size(node: Node) -> bool:

@@ -13,7 +13,7 @@ from parallax.graph.analysis.batch_elements import BatchElements
 from parallax.graph.analysis.batch_numbers import AS_THEY_ARE, PRODUCTS, QUOTIENTS, BatchNumbers
 from parallax.graph.analysis.divided_by import SUMS, known_number
 from parallax.graph.analysis.reductions import Statistic
-from parallax.graph.common.operations import is_view, is_write
+from parallax.graph.common.operations import is_view_of_torch, is_write
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.statistics import Kind
 
@@ -120,7 +120,7 @@ class Degrees:
         arguments: Any = node.args
         is_linear = is_alone and len(inputs) == 1 and node.target in _LINEAR
         is_linear = is_linear or node.target is operator.getitem
-        if is_linear or node.target in AS_THEY_ARE or _is_view(node):
+        if is_linear or node.target in AS_THEY_ARE or is_view_of_torch(node):
             return degrees[0]
         if node.target in PRODUCTS | QUOTIENTS:
             first, second = (self.of(one) for one in arguments[:2])
@@ -187,8 +187,4 @@ def is_pointwise(node: Node) -> bool:
     """Whether each element follows from those in the same place."""
     if node.target in AS_THEY_ARE | _ADDED or not isinstance(node.target, torch._ops.OpOverload):
         return node.target in AS_THEY_ARE | _ADDED | PRODUCTS | QUOTIENTS
-    return torch.Tag.pointwise in node.target.tags or _is_view(node)
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
+    return torch.Tag.pointwise in node.target.tags or is_view_of_torch(node)

@@ -15,7 +15,6 @@ from parallax.graph.common.operations import (
     ancestors,
     has_one_element,
     is_view,
-    is_write,
     written_inputs,
 )
 from parallax.graph.common.torch_internals import FakeTensor
@@ -83,7 +82,7 @@ def from_batch(step: StepGraph) -> set[Node]:
     for node in step.graph.nodes:
         if node.target not in SIZES and any(source in found for source in node.all_input_nodes):
             found.add(node)
-            for written in written_inputs(node) if is_write(node) else ():
+            for written in written_inputs(node):
                 memory = memory_of(written)
                 if memory.op == "call_function" and memory not in found:  # the step makes it
                     found.add(memory)

@@ -39,7 +39,7 @@ _OF_SEVERAL: dict[Any, tuple[Kind, ...]] = {
 _NORM = aten.linalg_vector_norm.default
 OTHERS = {_NORM, aten.median.default, aten.prod.default, aten.bincount.default}
 """Numbers of the whole batch that cannot be put together of those of its parts, or are not yet."""
-BY_ROWS_BESIDE = {
+ALONG_ALL = {
     aten.topk.default,
     aten.kthvalue.default,
     aten.median.dim,
@@ -51,8 +51,6 @@ BY_ROWS_BESIDE = {
 }
 """Operations along a dimension of which each result follows from all that lies along it. Rows that
 are put in order, by ``sort``, stay the same rows."""
-
-
 BY_LABEL = {
     aten.index_add.default,
     aten.index_add_.default,
@@ -61,8 +59,6 @@ BY_LABEL = {
 }
 """Sums of rows for each label."""
 _ZEROS = {aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default}
-
-
 ROWS = "rows"
 """In the place of a count: as many as the batch has rows."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.common.operations import is_view
+from parallax.graph.common.operations import is_view_of_torch
 from parallax.graph.common.sizes import same_shape
 
 aten: Any = torch.ops.aten
@@ -41,7 +41,7 @@ def _matrix(factor: Node, is_transposed: bool) -> Node | None:
     if is_transposed:
         shape, strides = shape[::-1], strides[::-1]
     node: Node = factor
-    while isinstance(node.target, torch._ops.OpOverload) and is_view(node):
+    while is_view_of_torch(node):
         source: Any = node.args[0]
         node = source
         whole = node.meta["val"]

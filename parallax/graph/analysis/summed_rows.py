@@ -13,16 +13,15 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_elements import BatchElements
+from parallax.graph.analysis.batch_numbers import PRODUCTS, QUOTIENTS
 from parallax.graph.analysis.divided_by import SUMS
 from parallax.graph.analysis.divisors import summed
 from parallax.graph.analysis.loss_terms import losses, terms
-from parallax.graph.common.operations import is_view
+from parallax.graph.common.operations import is_view_of_torch
 from parallax.graph.step_graph import StepGraph
 
 aten: Any = torch.ops.aten
 
-_PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar, aten.dot.default}
-_QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
 _LINEAR = {aten.neg.default, aten.sum.dim_IntList, aten.clone.default, aten._to_copy.default}
 
 
@@ -61,24 +60,24 @@ class SummedRows:
         made_by = node.meta.get("backward_of")
         if node not in self._found and (made_by is None or made_by[0] not in self._numbers):
             return False
-        if node.target in _PRODUCTS:
+        if node.target in PRODUCTS | {aten.dot.default}:
             return degree == -1 and node.args.count(value) == 1
-        if node.target in _QUOTIENTS:
+        if node.target in QUOTIENTS:
             return degree == (1 if value is node.args[1] else -1) and node.args.count(value) == 1
         return False
 
 
 def _multiplied(term: Node, sources: Iterable[Any], gradients: Collection[Node]) -> set[Node]:
-    """What a sum is linear in, back to what it adds up; nothing if something else uses it."""
+    """What a sum is linear in, back to what it adds up; without what something else uses."""
     found: set[Node] = set()
     queue = [*sources]
     while queue:
         node = queue.pop()
         if not isinstance(node, Node) or node in found:
             continue
-        if node.target in (aten.mul.Tensor, aten.mul.Scalar):
+        if node.target in PRODUCTS:
             queue += node.args
-        elif node.target in _QUOTIENTS or node.target in _LINEAR or _is_view(node):
+        elif node.target in QUOTIENTS or node.target in _LINEAR or is_view_of_torch(node):
             queue.append(node.args[0])
         else:
             continue
@@ -88,7 +87,3 @@ def _multiplied(term: Node, sources: Iterable[Any], gradients: Collection[Node])
         for node in found
         if all(user in found or user is term or user in gradients for user in node.users)
     }
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and is_view(node)

@@ -14,7 +14,7 @@ from torch.fx import Node
 from parallax.errors import SourceLine
 from parallax.graph.analysis.batch_elements import elements
 from parallax.graph.analysis.loss_terms import REDUCTIONS, SUM, from_batch, losses, terms
-from parallax.graph.common.operations import has_one_element, is_view
+from parallax.graph.common.operations import has_one_element, is_view_of_torch
 from parallax.graph.common.user_code import line_of
 from parallax.graph.step_graph import StepGraph
 
@@ -103,17 +103,13 @@ def _puts_numbers_together(node: Node) -> bool:
 
 def _is_divided(source: Any) -> bool:
     """Whether elements are divided by a number that is computed, or multiplied with such."""
-    while isinstance(source, Node) and _is_view(source):
+    while isinstance(source, Node) and is_view_of_torch(source):
         source = source.args[0]
     target = getattr(source, "target", None)
     if target is aten.mul.Tensor:
         return any(map(_is_divided, source.args))
     by = source.args[1] if target is aten.div.Tensor else None
     return isinstance(by, Node) and _length(by) == 1
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
 
 
 def _length(source: Any) -> int | torch.SymInt:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 
-import torch
 from torch.fx import Node
 
-from parallax.graph.common.operations import is_view, returned_input, written_inputs
+from parallax.graph.common.operations import (
+    is_view,
+    is_view_of_torch,
+    returned_input,
+    written_inputs,
+)
 
 
 def base_of(node: Node) -> Node:
@@ -49,16 +53,12 @@ def memory_of(node: Node) -> Node:
         source = returned_input(node)
         if source is None and is_view(node) and node.all_input_nodes:
             source = node.all_input_nodes[0]
-            if node.target is operator.getitem and not _is_view_of_torch(source):
+            if node.target is operator.getitem and not is_view_of_torch(source):
                 break  # Each of several results has memory of its own.
         if source is None:
             break
         node = source
     return node
-
-
-def _is_view_of_torch(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
 
 
 def tensor_of(node: Node) -> Node:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -28,15 +29,22 @@ def add_call(graph: Graph, target: Any, *args: Any, **named: Any) -> Node:
     return node
 
 
-def ancestors(nodes: Iterable[Node]) -> set[Node]:
-    """What nodes follow from, with themselves."""
+def ancestors(
+    nodes: Iterable[Node], writes: Mapping[Node, Iterable[Node]] = MappingProxyType({})
+) -> set[Node]:
+    """What nodes follow from, with themselves.
+
+    Args:
+        nodes: of a graph.
+        writes: by tensor, what changes it in place, from which it follows, too.
+    """
     found: set[Node] = set()
     queue = list(nodes)
     while queue:
         node = queue.pop()
         if node not in found:
             found.add(node)
-            queue += node.all_input_nodes
+            queue += [*node.all_input_nodes, *writes.get(node, ())]
     return found
 
 
@@ -73,6 +81,11 @@ def is_view(node: Node) -> bool:
     if schema is None:
         return True
     return any(result.alias_info is not None for result in schema.returns)
+
+
+def is_view_of_torch(node: Node) -> bool:
+    """The same of PyTorch's operations: not what Python does, such as taking one of several."""
+    return isinstance(node.target, torch._ops.OpOverload) and is_view(node)
 
 
 def is_random(node: Node) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch.fx import Node
@@ -16,7 +16,7 @@ from torch.fx import Node
 from parallax.graph.analysis.loss_terms import backward_passes, from_batch
 from parallax.graph.analysis.row_matrices import MATRIX_PRODUCTS, matrices_of
 from parallax.graph.common.aliases import memory_of, tensor_of
-from parallax.graph.common.operations import has_one_element, is_write, written_inputs
+from parallax.graph.common.operations import ancestors, has_one_element, written_inputs
 from parallax.graph.common.sizes import same_shape, same_size
 from parallax.graph.passes.written_parts import as_values
 from parallax.graph.step_graph import StepGraph
@@ -35,7 +35,7 @@ def compute_anew(step: StepGraph) -> None:
     writes: dict[Node, list[Node]] = collections.defaultdict(list)
     changing: set[Node] = set()
     for node in graph.nodes:
-        for one in written_inputs(node) if is_write(node) else ():
+        for one in written_inputs(node):
             changing.add(memory := memory_of(one))
             is_new = not writes[memory] or writes[memory][-1] is not node
             if is_new and _is_own(memory) and node.meta.get("autograd") != "backward":
@@ -43,7 +43,7 @@ def compute_anew(step: StepGraph) -> None:
     if not any(writes.values()):
         return
     batch = from_batch(step)
-    leading = _leading((loss for _, loss in backward_passes(graph)), writes)
+    leading = ancestors((loss for _, loss in backward_passes(graph)), writes)
 
     def matters(node: Node, memory: Node) -> bool:
         if memory in leading and memory in batch and _is_of_columns(memory, step.rows):
@@ -62,18 +62,6 @@ def compute_anew(step: StepGraph) -> None:
     for memory, node in first.items():
         if node is not None:
             as_values(graph, memory, node, changing)
-
-
-def _leading(losses: Iterable[Node], writes: dict[Node, list[Node]]) -> Collection[Node]:
-    """What losses follow from, and what is written to it."""
-    found: set[Node] = set()
-    queue = list(losses)
-    while queue:
-        node = queue.pop()
-        if node not in found:
-            found.add(node)
-            queue += [*node.all_input_nodes, *writes.get(node, ())]
-    return found
 
 
 def _is_own(node: Node) -> bool:

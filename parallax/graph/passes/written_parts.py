@@ -20,7 +20,7 @@ from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.operations import (
     add_call,
     is_random,
-    is_view,
+    is_view_of_torch,
     is_write,
     returned_input,
     written_inputs,
@@ -133,7 +133,7 @@ def _is_alias(user: Node, alias: Node) -> bool:
         return returned_input(user) is alias
     if user.target is operator.getitem:  # of a split
         return True
-    return isinstance(user.target, torch._ops.OpOverload) and is_view(user)
+    return is_view_of_torch(user)
 
 
 class _Memory:
