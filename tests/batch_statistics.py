@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from equality import difference
 from errors_help import warnings_of_parallax
+from pool import Pool
 from torch import nn
 
 from parallax.config import Config
@@ -464,6 +465,17 @@ OTHER_ROUNDS: dict[str, Loss] = {
 }
 """In which a worker may have nothing in the second message."""
 ALL = {**ALIKE, **LEFT, **WITHOUT, **LEAVES_OUT, **OTHER_ROUNDS}
+
+
+def assert_as_on_one_device(
+    pool: Pool, size: int, loss: Loss, division: list[tuple[int, ...]], strategy: str, most: float
+) -> None:
+    """Train on several workers: parameters are no further than that from those of one device, with
+    numbers that were sent, and without warnings."""
+    for far, sent, said in pool.run(size, train, loss, division, strategy):
+        assert far < most
+        assert sent
+        assert not said
 
 
 def train(

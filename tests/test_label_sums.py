@@ -16,18 +16,12 @@ SETTINGS = [(2, "HYBRID"), (3, "HYBRID"), (2, "PS"), (3, "AR")]
 def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: str) -> None:
     division = [counts[:size] for counts in DIVISION]
     loss = label_sums.LOSSES[name]
-    for far, sent, said in pool.run(size, batch_statistics.train, loss, division, strategy):
-        assert far < 1e-12
-        assert sent
-        assert not said
+    batch_statistics.assert_as_on_one_device(pool, size, loss, division, strategy, 1e-12)
 
 
 def test_labels_may_be_as_many_as_rows(pool: Pool) -> None:
     division, loss = [(3, 3), (4, 3), (3, 5)], label_sums.LOSSES["normalised"]
-    for far, sent, said in pool.run(2, batch_statistics.train, loss, division, "HYBRID"):
-        assert far < 1e-12
-        assert sent
-        assert not said
+    batch_statistics.assert_as_on_one_device(pool, 2, loss, division, "HYBRID", 1e-12)
 
 
 def test_labels_beyond_those_expected_count_as_on_one_device(pool: Pool) -> None:

@@ -16,10 +16,8 @@ SETTINGS = [(2, "HYBRID"), (3, "HYBRID"), (2, "PS"), (3, "AR")]
 def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: str) -> None:
     division = [counts[:size] for counts in DIVISION]
     loss = summed_rows.LOSSES[name]
-    for far, sent, said in pool.run(size, batch_statistics.train, loss, division, strategy):
-        assert far < (1e-6 if name == "of labels" else 1e-12)  # which has weights of single floats
-        assert sent
-        assert not said
+    most = 1e-6 if name == "of labels" else 1e-12  # which has weights of single floats
+    batch_statistics.assert_as_on_one_device(pool, size, loss, division, strategy, most)
 
 
 def test_what_is_not_only_summed_is_told(pool: Pool) -> None:

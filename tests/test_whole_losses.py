@@ -16,10 +16,7 @@ SETTINGS = [(2, "HYBRID"), (3, "HYBRID"), (2, "PS"), (3, "AR")]
 def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: str) -> None:
     division = [counts[:size] for counts in DIVISION]
     loss = whole_losses.LOSSES[name]
-    for far, sent, said in pool.run(size, batch_statistics.train, loss, division, strategy):
-        assert far < 1e-10
-        assert sent
-        assert not said
+    batch_statistics.assert_as_on_one_device(pool, size, loss, division, strategy, 1e-10)
 
 
 @pytest.mark.parametrize("name", whole_losses.OWN)
@@ -36,10 +33,7 @@ def test_a_batch_of_one_row_and_one_of_none(pool: Pool) -> None:
     division = [(4, 4), (3, 1), (0, 5), (1, 6)]
     for name in ("by einsum", "invariance", "correlation", "by columns"):
         loss = whole_losses.LOSSES[name]
-        for far, sent, said in pool.run(2, batch_statistics.train, loss, division, "HYBRID"):
-            assert far < 1e-10
-            assert sent
-            assert not said
+        batch_statistics.assert_as_on_one_device(pool, 2, loss, division, "HYBRID", 1e-10)
 
 
 def test_rows_in_an_order_are_the_same(pool: Pool) -> None:

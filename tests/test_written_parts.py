@@ -27,10 +27,7 @@ SETTINGS = [(2, "HYBRID"), (3, "HYBRID"), (2, "PS"), (3, "AR")]
 def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: str) -> None:
     division = [counts[:size] for counts in DIVISION]
     loss = LOSSES[name]
-    for far, sent, said in pool.run(size, batch_statistics.train, loss, division, strategy):
-        assert far < 1e-12
-        assert sent
-        assert not said
+    batch_statistics.assert_as_on_one_device(pool, size, loss, division, strategy, 1e-12)
 
 
 def _writes(graph: torch.fx.Graph) -> list[torch.fx.Node]:
