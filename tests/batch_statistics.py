@@ -440,9 +440,7 @@ LEFT: dict[str, Loss] = {
     "a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum()).mean(),
     "of a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum().log()).mean(),
     "share": _share,
-    "middle": lambda m, x, y, v: (_each(m(x), y)[:, 0] * (v - v.median())).mean(),
     "norm": lambda m, x, y, v: (_each(m(x), y)[:, 0] * v / v.norm()).mean(),
-    "largest with a gradient": lambda m, x, y, v: (m(x) / m(x).abs().max()).square().mean(),
     "norm with a gradient": lambda m, x, y, v: (m(x) / m(x).norm()).abs().mean(),
     "selected": lambda m, x, y, v: m(x)[v > v.mean()].square().mean(),
 }

@@ -26,6 +26,7 @@ from parallax.runtime.encoded.bucket import LATER
 from parallax.runtime.exchange.checks import GROUP as CHECKS
 from parallax.runtime.exchange.statistics import GROUP as STATISTICS
 from parallax.runtime.exchange.totals import GROUP as TOTALS
+from parallax.runtime.exchange.whole_batch import GROUP as WHOLE
 
 SIZE = 4
 HOSTS = ((0, 0, 1, 1), (0, 1, 0, 1), (0, 0, 0, 1))
@@ -55,7 +56,7 @@ def _serve(
     store = dist.TCPStore("127.0.0.1", port, None, False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     # Groups that a run would open when it needs them: here not all workers are in all worlds.
-    groups = (*GROUPS, LATER, TOTALS, STATISTICS, CHECKS)
+    groups = (*GROUPS, LATER, TOTALS, STATISTICS, CHECKS, WHOLE)
     worlds: dict[Any, World] = {}
     for n in range(1, size + 1):
         world = world_of(list(range(n)), device, groups=groups)

@@ -97,14 +97,6 @@ LOSSES: dict[str, Loss] = {
 }
 
 
-def _most(model: nn.Module, x: T, y: T, v: T) -> T:
-    return F.mse_loss(model(x - 100), y, reduction="none").mean(1).topk(1)[0].mean()
-
-
-def _shares(model: nn.Module, x: T, y: T, v: T) -> T:
-    return (v.softmax(0) * F.mse_loss(model(x - 100), y, reduction="none").mean(1)).sum()
-
-
 def _root(model: nn.Module, x: T, y: T, v: T) -> T:
     return (model(x - 100) - y).norm() / len(x) ** 0.5
 
@@ -130,8 +122,6 @@ def _many_columns(model: nn.Module, x: T, y: T, v: T) -> T:
 
 OWN: dict[str, Loss] = {
     "many columns": _many_columns,
-    "most": _most,
-    "shares": _shares,
     "root": _root,
     "unit columns": _unit_columns,
     "in a view": _in_a_view,

@@ -29,6 +29,7 @@ from parallax.graph.lending import Lender
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.state import Leaf
 from parallax.graph.stand_ins.covariances import covariances_by_rows
+from parallax.graph.stand_ins.diagonals import diagonals_of_any_size
 from parallax.graph.stand_ins.foreach import without_foreach
 from parallax.graph.stand_ins.label_counts import label_counts_by_rows
 from parallax.graph.stand_ins.packed import packed_sequences
@@ -82,6 +83,7 @@ def prepared(
         stack.enter_context(deep_copies())
         stack.enter_context(covariances_by_rows())
         stack.enter_context(label_counts_by_rows())
+        stack.enter_context(diagonals_of_any_size())
         stack.enter_context(indexing_by_symbols())
         stack.enter_context(_random_state_as_ops())
         stack.enter_context(_sparse_padding_by_mask())

@@ -46,6 +46,20 @@ def finish(resource: Any, number: int, *args: Any) -> Any:
     return resource.finish(number, *args)
 
 
+@effect
+def own_part(
+    resource: Any, whole: torch.Tensor, dim: int, outer: int, inner: int, scaled: bool
+) -> torch.Tensor:
+    """Of what is computed of all workers' batches, this worker's rows.
+
+    Args:
+        resource: the runtime object of a :class:`parallax.ops.whole_batch.WholeBatchSpec`.
+        whole, dim, outer, inner, scaled: as of :func:`parallax.ops.whole_batch.own_rows`.
+    """
+    own: torch.Tensor = resource.own(whole, dim, outer, inner, scaled)
+    return own
+
+
 @starts
 def pull_rows(
     exchange: Any,

@@ -17,12 +17,13 @@ from torch.utils import _pytree as pytree
 from parallax.config import Config
 from parallax.errors import ModelError, StrategyError
 from parallax.graph.analysis.bent_gradients import note_bent_gradients
+from parallax.graph.analysis.compared_rows import Refused, may_compare_rows
 from parallax.graph.analysis.divisors import divides_by_constants
 from parallax.graph.analysis.sums import note_sums
 from parallax.graph.analysis.totals import Batches
 from parallax.graph.analysis.variables import Analysis, analyze
 from parallax.graph.capture import capture
-from parallax.graph.common.sizes import Place
+from parallax.graph.common.sizes import Place, shapes_of, with_rows
 from parallax.graph.inputs import parts_of
 from parallax.graph.objects.checks import check_batch, check_not_dealt
 from parallax.graph.objects.discovery import StepObjects
@@ -31,6 +32,7 @@ from parallax.graph.objects.outside import NO_NUMBERS, Numbers
 from parallax.graph.objects.state import aliases
 from parallax.graph.passes.inner_gradients import note_inner_gradients
 from parallax.graph.passes.lent import NOTHING_LENT, Lent
+from parallax.graph.passes.whole_batch import ROWS_ARE_A_NUMBER, noted, of_whole_batch
 from parallax.graph.refusals import no_backward
 from parallax.graph.step_graph import StepGraph
 from parallax.graph.surroundings import any_number_of_rows
@@ -56,6 +58,7 @@ from parallax.runtime.start import (
     agree_on_batches,
     agree_on_everything,
     agree_on_tensors,
+    all_compare_rows,
     as_one_batch,
     draw_alike,
     means_are_of_all,
@@ -138,6 +141,8 @@ class Preparation:
         self.weighing = Weighing(config.weigh_batches)
         self.batches = Batches()
         """What is known of the batches of all workers."""
+        self._compares_rows = False
+        """The steps of all workers compare rows of the batch with each other."""
         self.expected: ExpectedStep | None = None
         """Of the last graph; None with one worker, and before the first."""
         self.captures = 0
@@ -200,9 +205,9 @@ class Preparation:
         if first:
             parts = [part for part, _ in parts_of(batch, named, len(flat))]
             self._compare(description, flat, parts)
-        step = self._with_numbers(batch, named, varying, numbers, lent)
+        step = self._with_rows(batch, named, varying, numbers, lent, first)
         if first:
-            again = functools.partial(self._with_numbers, batch, named, varying, numbers)
+            again = functools.partial(self._with_rows, batch, named, varying, numbers)
             step = with_gradients_of_all(self._world, step, again)
         if self.choice.strategy is None and not step.gradients:
             raise no_backward(self._objects)
@@ -224,7 +229,8 @@ class Preparation:
         if first:
             measure_access(self._world, analysis, flat, self._state.leaves)
             by_rows = self.weighing.by_rows
-            self.batches = agree_on_batches(self._world, analysis, flat, by_rows)
+            compared = self._compares_rows
+            self.batches = agree_on_batches(self._world, analysis, flat, by_rows, compared)
             open_groups(self._world, self.batches)
             tell_of_means(analysis, self._config, self.batches)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
@@ -260,6 +266,56 @@ class Preparation:
             )
         self.captures += 1
         return step
+
+    def _with_rows(
+        self,
+        batch: tuple[Any, ...],
+        named: Mapping[str, Any],
+        varying: Mapping[Place, int] | None,
+        numbers: Numbers,
+        lent: Lent,
+        first: bool = False,
+    ) -> StepGraph:
+        """The step, with what compares rows of the batch computed of all workers' batches.
+
+        Args:
+            first: workers have yet to agree on whether theirs do.
+        """
+        capture = functools.partial(self._with_numbers, batch, named)
+        if not first and self._compares_rows:
+            # This batch may have no row, and others many.
+            made, refused = self._of_whole_batch(batch, named, varying, numbers, lent)
+            return made or noted(capture(varying, numbers, lent), refused)
+        step = capture(varying, numbers, lent)
+        if not first or not (self.weighing.by_rows and means_are_of_all(self._config)):
+            return step
+        made = None
+        if may_compare_rows(step):
+            made, refused = self._of_whole_batch(batch, named, varying, numbers, lent)
+            step = noted(step, refused)
+        self._compares_rows = all_compare_rows(self._world, made)
+        return made if made is not None and self._compares_rows else step
+
+    def _of_whole_batch(
+        self,
+        batch: tuple[Any, ...],
+        named: Mapping[str, Any],
+        varying: Mapping[Place, int] | None,
+        numbers: Numbers,
+        lent: Lent,
+    ) -> tuple[StepGraph | None, Refused | None]:
+        """See :func:`of_whole_batch`."""
+        flat = pytree.tree_leaves((batch, dict(named)))
+        parts = parts_of(batch, named, len(flat))
+        common = [place for place, (part, _) in enumerate(parts) if part in self.weighing.common]
+        # What Python and PyTorch decide by the size of the batch, they do by that of all.
+        free = with_rows(varying or {}, shapes_of(flat), common, self.weighing.rows)
+        try:
+            step = self._with_numbers(batch, named, free, numbers, lent)
+        except ModelError:
+            logger.debug("how many rows a batch has is no symbol", exc_info=True)
+            return None, Refused(ROWS_ARE_A_NUMBER)
+        return of_whole_batch(step, self._world.size)
 
     def _with_numbers(
         self,

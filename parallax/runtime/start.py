@@ -40,14 +40,17 @@ from parallax.graph.objects.checks import batch_norms
 from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.draws import Streams
 from parallax.graph.objects.state import Leaf
+from parallax.graph.step_graph import StepGraph
 from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import Pass
 from parallax.rewrite.divisors import dividing_by_all
 from parallax.rewrite.statistics import over_all_batches
+from parallax.rewrite.whole_batch import layout_of, over_whole_batches
 from parallax.runtime.comm.world import World
 from parallax.runtime.exchange.checks import GROUP as CHECKS
 from parallax.runtime.exchange.statistics import GROUP as STATISTICS
 from parallax.runtime.exchange.totals import GROUP as TOTALS
+from parallax.runtime.exchange.whole_batch import GROUP as WHOLE
 from parallax.runtime.state.deferral import common_seeds
 
 logger = logging.getLogger("parallax")
@@ -157,12 +160,13 @@ def as_one_batch(objects: StepObjects, config: Config, batches: Batches) -> list
     """
     found = [over_all_workers(config.average_dense)] if one_batch_norm(objects, config) else []
     if means_are_of_all(config):
-        found += [over_all_batches(batches), dividing_by_all(batches)]
+        # The last one takes away what tells that gathered rows follow from the batch.
+        found += [over_all_batches(batches), dividing_by_all(batches), over_whole_batches(batches)]
     return found
 
 
 def agree_on_batches(
-    world: World, analysis: Analysis, flat: Sequence[Any], by_rows: bool
+    world: World, analysis: Analysis, flat: Sequence[Any], by_rows: bool, compared: bool
 ) -> Batches:
     """Find out from all workers' first steps what they tell each other of batches in each step.
 
@@ -174,6 +178,7 @@ def agree_on_batches(
         analysis: of the first step, as it was captured.
         flat: this worker's first batch.
         by_rows: batches count by their rows in a mean.
+        compared: all workers' steps compare them with each other.
     """
     leaves_out = leaves_out_labels(analysis.step, flat)
     step, variables = analysis.step, analysis.variables
@@ -190,7 +195,25 @@ def agree_on_batches(
     statistics = tuple(max(map(int, words)) for words in rounds)
     # What no first batch decides on, later ones may.
     total = decide or (alike if leave_out else other)
-    return Batches(by_rows, leave_out, total, decide, statistics)
+    return Batches(by_rows, leave_out, total, decide, compared, statistics)
+
+
+def all_compare_rows(world: World, step: StepGraph | None) -> bool:
+    """Whether the first steps of all workers compare rows of the batch with each other, and the
+    same ones.
+
+    Args:
+        world: this worker and the others, which must all call this.
+        step: in which these are those of all batches; None if it compares none.
+    """
+    own = "" if step is None or step.decides_by_batch else layout_of(step)
+    of_all = world.texts("compared rows", own)
+    if own and len(set(of_all)) > 1:
+        logger.warning(
+            "rows of the batch are compared with each other, and each worker compares those of its "
+            "own batch alone, as not all workers' first steps compare the same"
+        )
+    return bool(own) and len(set(of_all)) == 1
 
 
 def open_groups(world: World, batches: Batches) -> None:
@@ -200,6 +223,8 @@ def open_groups(world: World, batches: Batches) -> None:
         world.open_group(TOTALS)
     if batches.statistics:
         world.open_group(STATISTICS)
+    if batches.compared:
+        world.open_group(WHOLE)
     if batches.decide:
         world.open_group(CHECKS)
 

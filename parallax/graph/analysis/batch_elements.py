@@ -383,6 +383,8 @@ def _is_along_rows(node: Node) -> bool:
     target: Any = node.target
     if target in _BY_ROWS:
         return True
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
     names = [argument.name for argument in target._schema.arguments]
     place = next((names.index(name) for name in ("dim", "dims") if name in names), None)
     source: Any = node.args[0] if node.args else None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from parallax.graph.analysis.loss_terms import losses
+from parallax.graph.analysis.loss_terms import from_batch, losses
 from parallax.graph.common.user_code import line_of
 from parallax.graph.step_graph import StepGraph
 
@@ -58,10 +58,11 @@ _BOUNDS = {aten.maximum.default, aten.minimum.default}
 
 def note_bent_gradients(step: StepGraph) -> None:
     """Note gradients that are changed by their size, where they are averaged over workers."""
+    own = from_batch(step)  # others are as on one device
     for _, following in losses(step.graph):
         gradients = _by_value(step.graph, following)
         for node in step.graph.nodes:
-            if node in gradients and _bends(node, gradients):
+            if node in gradients and node in own and _bends(node, gradients):
                 step.notes.append(
                     "a gradient within the model is bounded or normalised: on several workers it "
                     "is that of each one's own mean, about as many times as large as there are "

@@ -32,7 +32,14 @@ from parallax.graph.analysis.loss_terms import (
     made_of,
 )
 from parallax.graph.analysis.reductions import ROWS, Statistic
-from parallax.graph.common.operations import ancestors, has_one_element, is_view_of_torch, is_write
+from parallax.graph.common.operations import (
+    ancestors,
+    gradient_of,
+    has_one_element,
+    is_call,
+    is_view_of_torch,
+    is_write,
+)
 from parallax.graph.common.sizes import same_shape, size_of
 from parallax.graph.step_graph import StepGraph
 from parallax.ops.statistics import VARIANCES, Kind
@@ -121,7 +128,7 @@ class Coupled:
         if not by_rows or len(self._rows) != 1:
             return
         for node in step.graph.nodes:
-            if (made_by := node.meta.get("backward_of")) is not None:
+            if (made_by := gradient_of(node)) is not None:
                 self._backward[made_by[0]].append(node)
             elif self._is_forward(node):
                 self._look_at(node)
@@ -352,13 +359,9 @@ class Coupled:
 
     def _group(self, node: Node) -> list[Node]:
         """The backward pass of an operation."""
-        schema = getattr(node.target, "_schema", None)
-        if schema is None:
-            return []
-        name = schema.name.split("::")[-1].removesuffix("_forward").replace("_", "")
         found = self._backward.get(node.meta.get("forward", -1), [])
-        # What is not differentiated has the number of an operation before it.
-        return [one for one in found if one.meta["backward_of"][1].lower().startswith(name)]
+        calls = [(one, gradient_of(one)) for one in found]
+        return [one for one, call in calls if call is not None and is_call(node, *call)]
 
     @staticmethod
     def _is_gradient_of(given: Node, made: Node) -> bool:

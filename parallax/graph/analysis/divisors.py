@@ -35,6 +35,7 @@ from parallax.graph.analysis.loss_terms import (
     SUM,
     Factor,
     WeightedUse,
+    from_batch,
     losses,
     made_of,
     reduction,
@@ -166,10 +167,13 @@ def leaves_out_labels(step: StepGraph, batch: Sequence[Any]) -> bool:
         batch: flat; what it was captured for.
     """
     values = {item.name: batch[item.index] for item in step.inputs if item.kind == "batch"}
+    of_batch = from_batch(step)
     for node in step.graph.nodes:
         if node.target not in NLL or not _is_default(node):
             continue
         labels: Any = node.args[1]
+        if labels not in of_batch:
+            continue
         sliced = slice_program((labels,), values, step.graph_module, counts=False)
         if sliced is None:
             return True

@@ -20,6 +20,7 @@ from parallax.graph.common.operations import (
 from parallax.graph.common.torch_internals import FakeTensor
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
+from parallax.ops.whole_batch import WHOLE_ROWS
 
 aten: Any = torch.ops.aten
 
@@ -80,7 +81,9 @@ def from_batch(step: StepGraph) -> set[Node]:
     """What is computed from the values of the batch, as against its sizes."""
     found = set(step.given())
     for node in step.graph.nodes:
-        if node.target not in SIZES and any(source in found for source in node.all_input_nodes):
+        if node.target in SIZES or node.target is WHOLE_ROWS:  # which are alike on all workers
+            continue
+        if any(source in found for source in node.all_input_nodes):
             found.add(node)
             for written in written_inputs(node):
                 memory = memory_of(written)

@@ -34,6 +34,7 @@ class Batches:
         total: the steps of all workers send totals, since those of some need them: an empty batch
             does not tell.
         decide: Python of some worker's step decides by their values.
+        compared: their steps compare rows of the batch with each other.
         statistics: by message with statistics that the steps of all workers send, since those of
             some need them, how many numbers of columns it has; -1 if none needs it.
     """
@@ -42,6 +43,7 @@ class Batches:
     leave_out: bool = False
     total: bool = False
     decide: bool = False
+    compared: bool = False
     statistics: tuple[int, ...] = ()
 
 

@@ -75,6 +75,22 @@ def has_one_element(node: Any) -> bool:
     return isinstance(count, int) and count == 1
 
 
+def gradient_of(node: Node) -> tuple[int, str] | None:
+    """The operation of whose gradient something is computed: PyTorch's number of it, and its name
+    in small letters."""
+    found = node.meta.get("backward_of")
+    return None if found is None else (found[0], found[1].lower())
+
+
+def is_call(node: Node, number: int, name: str) -> bool:
+    """Whether a node is the operation that :func:`gradient_of` tells of."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or node.meta.get("forward") != number:
+        return False
+    # What is not differentiated has the number of an operation before it.
+    return name.startswith(schema.name.split("::")[-1].removesuffix("_forward").replace("_", ""))
+
+
 def is_view(node: Node) -> bool:
     """Whether the result of a node may share memory with its input."""
     schema = getattr(node.target, "_schema", None)

@@ -7,7 +7,7 @@ sentences of any length, unless the step's own Python counts their words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,25 @@ def varying(seen: Sequence[Shapes]) -> dict[Place, int]:
             if len(set(sizes)) > 1 and sizes[-1] >= LEAST:
                 found[index, dimension] = numbers.setdefault(sizes, len(numbers))
     return found
+
+
+def with_rows(
+    found: Mapping[Place, int], shapes: Shapes, common: Collection[int], least: int
+) -> dict[Place, int]:
+    """The same, with how many rows a batch has.
+
+    Args:
+        found: as :func:`varying` tells.
+        shapes: of a batch whose tensors have one first size.
+        common: of it, places of tensors that have other ones.
+        least: what the step does is what it does with so many rows or more: a negative number of
+            the result says so.
+    """
+    number = -max(least, LEAST)
+    rows = {(place, 0) for place, shape in enumerate(shapes) if shape and place not in common}
+    alike = {one for place, one in found.items() if place in rows}
+    others = {place: number if one in alike else one for place, one in found.items()}
+    return others | dict.fromkeys(rows, number)
 
 
 def shapes_of(batch: Sequence[Any]) -> Shapes:
@@ -88,8 +107,8 @@ class BatchSizes:
         """
         Args:
             env: of the capture; it notes what the graph takes for granted.
-            numbers: which sizes may vary, as :func:`varying` tells; as they are now, those of one
-                number are equal.
+            numbers: which sizes may vary, as :func:`varying` and :func:`with_rows` tell; as they
+                are now, those of one number are equal.
             shapes: of the batch that is captured.
         """
         self._env = env
@@ -98,11 +117,14 @@ class BatchSizes:
         self._found = {number: place for place, number in self._numbers.items()}
         """By symbol, one of the sizes that it stands for."""
         made = {
-            number: new_size(env, f"batch{place[0]}.size{place[1]}", _at(shapes, place))
+            number: new_size(
+                env, f"batch{place[0]}.size{place[1]}", max(_at(shapes, place), -number)
+            )
             for place, number in reversed(self._numbers.items())
         }
         self._symbols = {number: symbol for number, (symbol, _) in made.items()}
         self._sizes = {number: size for number, (_, size) in made.items()}
+        self._least = LEAST
 
     def tensor(self, mode: FakeTensorMode, index: int, value: torch.Tensor) -> torch.Tensor | None:
         """An item of the batch without storage, with symbols for sizes; None if it has none.
@@ -133,16 +155,28 @@ class BatchSizes:
                 if number is None:
                     if size != captured[dimension]:  # type: ignore[index]
                         return False
-                elif size < LEAST or values.setdefault(number, size) != size:
+                elif size < self._least or values.setdefault(number, size) != size:
                     return False
         found: dict[Any, float | int] = {
             self._symbols[number]: size for number, size in values.items()
         }
-        return all(
-            evaluate(guard.expr, found)
-            for guard in self._env.guards
-            if guard.expr.free_symbols <= found.keys()
-        )
+        guards = [one.expr for one in self._env.guards if one.expr.free_symbols <= found.keys()]
+        try:
+            return all(evaluate(one, found) for one in guards)
+        except ZeroDivisionError:  # by a size of none
+            return False
+
+    def another(self, name: str, value: int) -> torch.SymInt:
+        """A size that is none of this worker's batch, as it is now."""
+        return new_size(self._env, name, value)[1]
+
+    def is_free(self, size: torch.SymInt) -> bool:
+        """Whether nothing has been taken for granted of how large a size is."""
+        return bool(self._env.replace(size.node.expr).free_symbols)
+
+    def hold_for_any(self) -> None:
+        """Let the graph hold for batches of one row, and of none, too, as if they had several."""
+        self._least = 0
 
     def values(self, batch: Sequence[Any]) -> tuple[int, ...]:
         """The sizes of a flat batch that the graph holds for, those that vary: of each symbol."""

@@ -38,6 +38,8 @@ class Weighing:
             by_rows: a batch may count by its rows; else all that are not empty count alike.
         """
         self.by_rows = by_rows
+        self.rows = 0
+        """How many all workers' first batches have, if they count by them."""
         self.common: frozenset[str] = frozenset()
         """Parts of the batch that have the same values on all workers."""
 
@@ -56,6 +58,7 @@ class Weighing:
         self.common = _common_parts(told)
         sizes = [_sizes(tensors, self.common) for tensors in told]
         self.by_rows = self.by_rows and all(len(one) == 1 for one in sizes)
+        self.rows = sum(map(sum, sizes)) if self.by_rows else 0
         return max(*sizes[0], 1) if self.by_rows else 1
 
     def step(

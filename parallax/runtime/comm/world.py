@@ -33,7 +33,7 @@ from parallax.runtime.comm.traffic import Traffic
 TAKE_BACK_SECONDS = 1.0
 GROUPS = ("dense", "rows")
 """Groups of all workers: what is in different ones may travel at once."""
-_IN_MEMORY = (*GROUPS, "totals", "statistics", "checks", "host", "host dense")
+_IN_MEMORY = (*GROUPS, "totals", "statistics", "whole batch", "checks", "host", "host dense")
 """Groups whose exchanges go through shared memory if all of them are on one host."""
 _RARE = ("access", "partitions", "state")
 """What such exchanges are not for: shared memory stays, and these are large and seldom."""

@@ -20,6 +20,7 @@ from parallax.ops.specs import (
 from parallax.ops.statistics import StatisticsSpec
 from parallax.ops.totals import TotalsSpec
 from parallax.ops.values import GatherSpec
+from parallax.ops.whole_batch import WholeBatchSpec
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.world import World
 from parallax.runtime.encoded.pool import EncodedBuckets
@@ -35,6 +36,7 @@ from parallax.runtime.exchange.rows_by_host import HostRowExchange
 from parallax.runtime.exchange.statistics import BatchStatistics
 from parallax.runtime.exchange.totals import BatchTotals
 from parallax.runtime.exchange.values import ValueGather, ValuePull
+from parallax.runtime.exchange.whole_batch import WholeBatch
 
 
 class ResourcePool:
@@ -62,6 +64,8 @@ class ResourcePool:
             return BatchTotals(spec, self._world, self._control)
         if isinstance(spec, StatisticsSpec):
             return BatchStatistics(spec, self._world)
+        if isinstance(spec, WholeBatchSpec):
+            return WholeBatch(spec, self._world)
         if isinstance(spec, ChecksSpec):
             return Checks(spec, self._world, self._control)
         if isinstance(spec, OwnSpec):

@@ -1,0 +1,616 @@
+"""Rows of the batch that a step compares with each other.
+
+In a loss with in-batch negatives (``a @ b.t()``, ``torch.cdist(z, z)``, labels that are compared in
+pairs), or of the largest of all rows, each row counts for all others. On one device these are the
+rows of all workers' batches. So what is computed from the first tensor that has an element for each
+two rows to the last gradient of one is to be computed of all batches, on every worker.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import operator
+from collections.abc import Collection, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch.fx import Node
+
+from parallax.graph.analysis.compute import computes_much, operations
+from parallax.graph.analysis.cut_off import cut_off
+from parallax.graph.analysis.how_many import expression, product
+from parallax.graph.analysis.loss_terms import SHAPES, SIZES, losses, made_of
+from parallax.graph.analysis.reductions import dim_of, reduced_dims
+from parallax.graph.analysis.row_places import (
+    PARTS,
+    Places,
+    RowSizes,
+    all_places,
+    is_tensor,
+    shape_of,
+    tensor_of,
+)
+from parallax.graph.common.aliases import memory_of, uses_of
+from parallax.graph.common.operations import (
+    gradient_of,
+    is_call,
+    is_random,
+    is_view_of_torch,
+    with_gradient,
+    written_inputs,
+)
+from parallax.graph.common.sizes import sizes_of
+from parallax.graph.step_graph import StepGraph
+from parallax.ops import marks
+
+aten: Any = torch.ops.aten
+
+_PRODUCTS = {aten.mm.default, aten.bmm.default, aten._cdist_forward.default, aten.addmm.default}
+_WIDENED = {aten.expand.default, aten.repeat.default}
+_CHOSEN = {aten.index.Tensor, aten.index_select.default, aten._pdist_forward.default}
+_IN_ORDER = {
+    aten.cumsum.default,
+    aten.cumprod.default,
+    aten.cummax.default,
+    aten.cummin.default,
+    aten.logcumsumexp.default,
+    aten._logcumsumexp.default,
+}
+"""Operations along a dimension of which each result follows from those in front of it."""
+_ALONG_ALL = {
+    aten.topk.default,
+    aten.kthvalue.default,
+    aten.median.dim,
+    aten.nanmedian.dim,
+    aten._softmax.default,
+    aten._log_softmax.default,
+    *_IN_ORDER,
+}
+"""Those of which each follows from all."""
+_EXTREMES = {
+    aten.max.default,
+    aten.min.default,
+    aten.amax.default,
+    aten.amin.default,
+    aten.max.dim,
+    aten.min.dim,
+    aten.prod.default,
+}
+"""Numbers of all rows, which are told otherwise if no gradient flows through them."""
+_MEDIANS = {aten.median.default, aten.nanmedian.default}
+_TAKEN = {aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.take.default}
+"""What takes some by their places: of rows in order, such as a quantile."""
+_SORTS = {aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable}
+_SUMS = {
+    aten.add.Tensor,
+    aten.add.Scalar,
+    aten.sub.Tensor,
+    aten.rsub.Scalar,
+    aten.neg.default,
+    aten.stack.default,
+    aten.cat.default,
+    aten.sum.default,
+    aten.mean.default,
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+}
+_SCALED = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
+_MOST_BYTES = 2**16
+"""Of each row that are sent to all workers to find the largest of all, or the like."""
+
+
+class Refused(NamedTuple):
+    """Why rows are compared by each worker alone.
+
+    Args:
+        why: it.
+        node: for which it holds.
+    """
+
+    why: str
+    node: Node | None = None
+
+
+def may_compare_rows(step: StepGraph) -> bool:
+    """Whether a step may compare rows, as far as it is known.
+
+    Args:
+        step: as it was captured. If that is for one size of batch, sizes may be equal by chance.
+    """
+    return not all(isinstance(one, int) for one in step.rows) or compared_first(step) is not None
+
+
+def compared_first(step: StepGraph) -> Node | None:
+    """What may be the first of a step to compare rows, by the sizes of one batch.
+
+    Args:
+        step: captured for these.
+    """
+    if len({expression(one) for one in step.rows}) != 1:
+        return None
+    sizes = RowSizes(step.rows[0])
+    follows = following(step)
+    relevant = made_of(loss for loss, _ in losses(step.graph))
+    nodes = [node for node in step.graph.nodes if node in relevant and node in follows]
+    of_all = _Mixing(step, sizes, follows)
+    return next((n for n in nodes if _widens(n, sizes, follows) or of_all.mixes(n)), None)
+
+
+def _widens(node: Node, sizes: RowSizes, follows: Collection[Node]) -> bool:
+    """Whether a node may be the first to have an element for each two rows."""
+    of_batch = (one for one in node.args if isinstance(one, Node) and one in follows)
+    given = [one for one in of_batch if is_tensor(one)]
+    if not is_tensor(node) or not given:
+        return False
+    if node.target in _PRODUCTS:
+        count = len(shape_of(node))
+        return len(given) > 1 and sizes.dims(node) == [count - 2, count - 1]
+    if node.target in _CHOSEN:  # by a list of all pairs
+        count = sizes.count
+        pairs = {count * count, count * (count - 1), count * (count - 1) // 2} - {0, 1, count}
+        return expression(shape_of(node)[0]) in pairs or node.target is aten._pdist_forward.default
+    if node.target in _WIDENED:
+        return sizes.are_pairs(node) and not sizes.are_pairs(given[0])
+    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        missing = [_missing(one, node, sizes) for one in given]
+        return any(one - other and other - one for one in missing for other in missing)
+    return False
+
+
+def _missing(one: Node, node: Node, sizes: RowSizes) -> set[int]:
+    """The dimensions that grow, from the last on, and along which a tensor is broadcast."""
+    own, count = shape_of(one), len(shape_of(node))
+    lacking = (dim - count for dim in sizes.dims(node))
+    return {dim for dim in lacking if len(own) < -dim or expression(own[dim]) == 1}
+
+
+def following(step: StepGraph) -> set[Node]:
+    """What follows from values of the batch, up to gradients of variables."""
+    found = set(step.given())
+    for node in step.graph.nodes:
+        if node.target in SHAPES or node.target is marks.GRADIENT:
+            continue
+        if any(one in found for one in node.all_input_nodes):
+            found.add(node)
+            for written in written_inputs(node):
+                memory = memory_of(written)
+                if memory.op == "call_function" and memory not in found:
+                    found.add(memory)
+                    found.update(alias for alias, _ in uses_of(memory))
+    return found
+
+
+class _Mixing:
+    """What follows from all rows of the batch without having an element for each two of them."""
+
+    def __init__(self, step: StepGraph, sizes: RowSizes, follows: Collection[Node]) -> None:
+        self._sizes = sizes
+        self._follows = follows
+        calls = filter(None, map(gradient_of, step.graph.nodes))
+        self._calls = dict(calls)
+        """Operations through which gradients flow, by PyTorch's number."""
+        self.ordered: set[Node] = set()
+        """What follows from the order of all rows, by numbers that have fractions."""
+        for node in step.graph.nodes:
+            inputs = node.all_input_nodes
+            is_forward = node in follows and node.meta.get("autograd") != "backward"
+            if is_forward and (self._sorts(node) or any(one in self.ordered for one in inputs)):
+                self.ordered.add(node)
+
+    def mixes(self, node: Node) -> bool:
+        """Whether a node is such."""
+        made: Any = node.args[0] if node.target is operator.getitem else node
+        source: Any = made.args[0] if made.args else None
+        if source not in self._follows or not is_tensor(source):
+            return False
+        value = source.meta["val"]
+        dims = self._sizes.dims(source)
+        if not dims or not value.dtype.is_floating_point:
+            return False
+        if made.target in _ALONG_ALL:
+            return self._along(made, source) in dims and _is_narrow(source, self._sizes)
+        if made.target in _EXTREMES and self._has_gradient(made):
+            reduced = reduced_dims(made)
+            return reduced is not None and dims[0] in reduced[0] and _is_narrow(source, self._sizes)
+        if made.target in _MEDIANS:
+            return _is_narrow(source, self._sizes)
+        if source not in self.ordered or not _is_narrow(source, self._sizes):
+            return False
+        if made.target in PARTS:
+            return self._along(made, source) in dims
+        return made.target in _TAKEN and not self._sizes.dims(made)
+
+    def _has_gradient(self, node: Node) -> bool:
+        number = node.meta.get("forward", -1)
+        return number in self._calls and is_call(node, number, self._calls[number])
+
+    def needs_order(self, node: Node) -> bool:
+        """Whether it makes a difference for a node in which order the rows are."""
+        return node.target in _IN_ORDER | _TAKEN | PARTS
+
+    def is_light(self, node: Node) -> bool:
+        """Whether a node in the order of all rows may be computed once more, of all of them."""
+        queue, seen = [node], set()
+        while queue:
+            one = queue.pop()
+            if one in seen or one not in self.ordered:
+                continue
+            seen.add(one)
+            if computes_much(one) or is_random(one):
+                return False
+            queue += one.all_input_nodes
+        return True
+
+    def _sorts(self, node: Node) -> bool:
+        if node.target not in _SORTS:
+            return False
+        source: Any = node.args[0]
+        if source not in self._follows:
+            return False
+        return self._along(node, source) in self._sizes.dims(source)
+
+    @staticmethod
+    def _along(node: Node, source: Node) -> int | None:
+        count, dim = len(shape_of(source)), dim_of(node)
+        return None if dim is None or not count else dim % count
+
+
+def _is_narrow(node: Node, sizes: RowSizes) -> bool:
+    """Whether a tensor has few bytes for each row of the batch."""
+    value = node.meta["val"]
+    whole: int = value.element_size() * math.prod(sizes_of(value))
+    return whole <= _MOST_BYTES * max(sizes.count, 1)
+
+
+class _RefusedError(Exception):
+    """What compares rows cannot be computed of all batches."""
+
+    def __init__(self, node: Node, why: str) -> None:
+        super().__init__(why)
+        self.refused = Refused(why, node)
+
+
+class _AgainError(Exception):
+    """Other numbers are to be of all rows as well."""
+
+
+class ComparedRows:
+    """What of a step is to be computed of all workers' batches, since it compares their rows.
+
+    Args:
+        step: captured with a symbol for how many rows the batch has.
+    """
+
+    def __init__(self, step: StepGraph) -> None:
+        self.whole: dict[Node, None] = {}
+        """What is computed of all rows, in place of this worker's own."""
+        self.gathered: dict[Node, Places] = {}
+        """What is computed of each worker's own rows, and sent to all."""
+        self.copied: set[Node] = set()
+        """What is computed of all rows, too: views of these, what is chosen of them, and what
+        follows from sizes alone."""
+        self.refused: Refused | None = None
+        """Why nothing is."""
+        rows = {expression(one) for one in step.rows}
+        if len(rows) != 1 or isinstance(rows.pop(), int):
+            return
+        self.sizes = RowSizes(step.rows[0])
+        self._step = step
+        self._order = {node: place for place, node in enumerate(step.graph.nodes)}
+        self._follows = following(step)
+        self._mixing = _Mixing(step, self.sizes, self._follows)
+        marked = step.graph.find_nodes(op="call_function", target=marks.GRADIENT)
+        self._relevant = made_of([one for node in marked for one in node.all_input_nodes])
+        self._relevant |= made_of(loss for loss, _ in losses(step.graph))
+        self._first = {
+            node
+            for node in step.graph.nodes
+            if node in self._follows
+            and node in self._relevant
+            and (self.sizes.are_pairs(node) or self._mixing.mixes(node))
+        }
+        # What the batch brings of each two rows, such as an adjacency, is of this worker's alone.
+        if not self._first or any(map(self.sizes.are_pairs, step.given())):
+            return
+        self._begin()
+        self._writers = self._who_writes()
+        self._cut_off = cut_off(step.graph)
+        self._places = all_places(step, self.sizes, self._follows)
+        self._sized: dict[Node, bool] = {}
+        try:
+            while not self._found():
+                pass
+            self._refuse_most_of_a_model()
+        except _RefusedError as error:
+            self.refused = error.refused
+            self._begin()
+
+    def _refuse_most_of_a_model(self) -> None:
+        """What follows from compared rows is computed by every worker: that may be too much."""
+        layers = {
+            node: count
+            for node, count in operations(self._step.graph).items()
+            if node not in self._gradients
+            and any(
+                one not in self._follows and not self.is_sized(one) for one in node.all_input_nodes
+            )
+        }
+        repeated = sum(count for node, count in layers.items() if node in self.whole)
+        if self.whole and repeated > sum(layers.values()) / 2:
+            first = next(iter(self.whole))
+            raise _RefusedError(first, "most layers of the model follow, which each would compute")
+
+    def _is_plain(self, node: Node) -> bool:
+        """Whether a node follows from parameters alone."""
+        return node not in self._follows and not self.is_sized(node)
+
+    def _begin(self) -> None:
+        self.whole, self.gathered, self.copied = {}, {}, set()
+        self._gradients: set[Node] = set()
+        self._calls: dict[int, list[Node]] = collections.defaultdict(list)
+        """By PyTorch's number of an operation, what is computed of all rows."""
+        self._mixed: set[Node] = set()
+        """Sums of numbers of all rows and of numbers of this worker's own."""
+        self._own: set[Node] = set()
+        """Gradients of own rows, which count as often as other workers have rows."""
+
+    def _found(self) -> bool:
+        """Look through the graph; whether nothing else is to be of all rows."""
+        self._begin()
+        self._before = self._leading_to_first()
+        try:
+            for node in self._order:
+                if node.op == "call_function":
+                    self._look_at(node)
+        except _AgainError:
+            return False
+        return True
+
+    def is_gradient(self, node: Node) -> bool:
+        """Whether a backward pass computes a node."""
+        return node in self._gradients
+
+    def places(self, node: Node) -> Places | None:
+        """Where the rows of the batch lie in a tensor; None if it has not one dimension of them."""
+        dims = self.sizes.dims(node)
+        if len(dims) != 1:
+            return None
+        outer = self._places.get((node, dims[0]))
+        times = self.sizes.times(shape_of(node)[dims[0]])
+        return None if outer is None or times is None else Places(dims[0], outer, times // outer)
+
+    def _look_at(self, node: Node) -> None:
+        inputs = node.all_input_nodes
+        mode = node.meta.get("autograd")
+        if mode == "backward" or (mode is None and any(one in self._gradients for one in inputs)):
+            self._gradients.add(node)
+        if node.target is marks.GRADIENT:
+            return
+        own = [one for one in inputs if one in self._follows and one not in self.whole]
+        if node.target in SHAPES and not any(one in self.whole for one in inputs):
+            return
+        if any(one in self._own for one in inputs):
+            self._own.add(node)
+        if any(one in self._mixed for one in own) and node not in self._gradients:
+            self._add_mixed(node, inputs)
+        if node not in self._first and not self._is_of_whole(node, inputs, own):
+            return
+        self._have_whole(one for one in own if self._is_number(one))
+        if is_random(node):
+            raise _RefusedError(node, "random numbers are drawn for it")
+        self.whole[node] = None
+        self._note_call(node)
+        for one in inputs:
+            self._bring(one, self._mixing.needs_order(node))
+
+    def _is_of_whole(self, node: Node, inputs: Collection[Node], own: Collection[Node]) -> bool:
+        """Whether a node is computed of all rows, as something is that it is computed of."""
+        given = [one for one in inputs if one in self.whole]
+        large = [one for one in given if self.sizes.dims(one) or _has_several(one)]
+        if not given:
+            return False
+        # PyTorch adds up gradients of what is used several times, in whatever call comes last.
+        made_by = gradient_of(node) if node.target is not aten.add.Tensor else None
+        if made_by is not None:
+            several = self._calls.get(made_by[0], ())
+            if any(is_call(one, *made_by) for one in several):
+                return True
+        if not large and own:  # of numbers
+            return node not in self._gradients and self._is_shifted(node, given, own)
+        if any(memory_of(one).op == "placeholder" for one in written_inputs(node)):
+            return False
+        # What is computed of own rows has gradients of them, which may be known to be sums of all.
+        is_own = node in self._gradients and (own or made_by is not None)
+        in_order = any(one in self.copied and one in self._mixing.ordered for one in own)
+        if is_own and node not in self._before and not in_order and all(map(self.places, large)):
+            self._own.update([node] if large else [])
+            return False
+        return True
+
+    def _is_shifted(self, node: Node, given: Collection[Node], own: Collection[Node]) -> bool:
+        """Whether rows are computed with a number of all rows whose gradient is a sum over all of
+        them. If it has none, each worker's rows are its own."""
+        rows = [one for one in own if self.sizes.dims(one)]
+        if rows and any(map(_is_place, given)):
+            return True
+        shifts = with_gradient(node).intersection(given) - self._cut_off
+        if not rows or not shifts or node not in self._relevant:
+            self._add_mixed(node, node.all_input_nodes)
+            return False
+        if any(map(self._is_wide, rows)):
+            raise _RefusedError(node, "rows are computed with a number of all of them")
+        return True
+
+    def _add_mixed(self, node: Node, inputs: Collection[Node]) -> None:
+        """Note what is computed of numbers of all rows and of others, if it is a sum of them; else
+        these have to be of all rows, too."""
+        of_batch = [one for one in inputs if one in self._follows]
+        is_sum = node.target in _SUMS or (node.target in _SCALED and len(of_batch) == 1)
+        is_sum = is_sum or is_view_of_torch(node) or node.target is operator.getitem
+        if node in self._relevant and (not is_sum or any(map(self.is_sized, inputs))):
+            own = [one for one in of_batch if one not in self.whole]
+            self._have_whole(one for one in own if self._is_number(one))
+        if not self.sizes.dims(node):
+            self._mixed.add(node)
+
+    def _is_number(self, node: Node) -> bool:
+        """Whether a node has no rows of the batch."""
+        return not self.sizes.dims(node) and not _has_several(node)
+
+    def _have_whole(self, numbers: Iterable[Node]) -> None:
+        """See to it that numbers of this worker's batch are of all rows.
+
+        Raises:
+            _AgainError: what they follow from is to be looked through anew.
+        """
+        queue, seen = list(numbers), set()
+        more: set[Node] = set()
+        for node in queue:
+            given = [one for one in node.all_input_nodes if one in self._follows]
+            given = [one for one in given if one not in self.whole]
+            if node in seen or not given:
+                continue
+            seen.add(node)
+            rows = [one for one in given if self.sizes.dims(one)]
+            if node in self._gradients or any(map(self._is_wide, rows)) or computes_much(node):
+                why = "it is computed with a number of each worker's batch"
+                raise _RefusedError(node, why)
+            if rows:
+                more.add(node)
+            queue += [one for one in given if one not in rows]
+        if more:
+            assert not more <= self._first
+            self._first |= more
+            raise _AgainError
+
+    def _is_wide(self, node: Node) -> bool:
+        return is_tensor(node) and not _is_narrow(node, self.sizes)
+
+    def _bring(self, node: Node, in_order: bool) -> None:
+        """Have what something of all batches is computed of.
+
+        Args:
+            node: it.
+            in_order: the order of rows makes a difference there.
+        """
+        queue = [node]
+        while queue:
+            one = queue.pop()
+            if one in self.whole or one in self.copied or one in self.gathered:
+                continue
+            if one not in self._follows:
+                if self.is_sized(one):
+                    self.copied.add(one)
+                    queue += () if one.target in SIZES else one.all_input_nodes
+                    queue += self._writers.get(memory_of(one), ())
+            elif self._is_copied(one, in_order):
+                if one in self._own:
+                    raise _RefusedError(one, "gradients of rows are compared again")
+                self.copied.add(one)
+                self._note_call(one)
+                queue += one.all_input_nodes
+            else:
+                self._gather(one)
+
+    def _note_call(self, node: Node) -> None:
+        if node.meta.get("autograd") == "on":
+            self._calls[node.meta["forward"]].append(node)
+
+    def _is_copied(self, node: Node, in_order: bool) -> bool:
+        """Whether what is computed of own rows is computed of all once more, since that takes
+        little, or is another thing."""
+        if node.op != "call_function":
+            return False
+        if _has_several(node):
+            return True
+        if node in self._mixing.ordered:
+            if self._mixing.is_light(node):
+                return True
+            if in_order:
+                raise _RefusedError(node, "rows are put in order, and a layer follows")
+        source: Any = node.args[0] if node.args else None
+        if is_view_of_torch(node) and source in self._follows and is_tensor(source):
+            alike = product(shape_of(source)) == product(shape_of(node))
+            return alike and len(self.sizes.dims(source)) == 1
+        is_heavy = computes_much(node) or is_random(node) or node in self._gradients
+        return self.places(node) is None and not is_heavy and self.sizes.dims(node) != []
+
+    def _gather(self, node: Node) -> None:
+        places = self.places(node)
+        if node in self._own:
+            raise _RefusedError(node, "gradients of rows are compared again")
+        if places is None:
+            raise _RefusedError(node, "where the rows of the batch lie in it is not known")
+        others = [size for dim, size in enumerate(shape_of(node)) if dim != places.dim]
+        if not all(isinstance(size, int) for size in others):
+            raise _RefusedError(node, "another size than that of the batch varies")
+        later = self._writers.get(memory_of(node), ())
+        if any(self._order[one] > self._order[node] for one in later):
+            raise _RefusedError(node, "it is changed in place")
+        self.gathered[node] = places
+
+    def is_sized(self, node: Node) -> bool:
+        """Whether a node follows from how many rows the batch has, and from no values of it."""
+        known = self._sized
+        queue = [node]
+        while queue:
+            one = queue[-1]
+            if one in known:
+                queue.pop()
+            elif one in self._follows or one.op != "call_function":
+                known[one] = False
+            elif self._has_rows(one):
+                known[one] = True
+            elif unknown := [each for each in one.all_input_nodes if each not in known]:
+                queue += unknown
+            else:
+                known[one] = any(known[each] for each in one.all_input_nodes)
+        return known[node]
+
+    def _has_rows(self, node: Node) -> bool:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            return self.sizes.grows(value)
+        return bool(self.sizes.dims(node))
+
+    def _leading_to_first(self) -> set[Node]:
+        """What leads to these, or to what is computed of pairs of rows, within one pass."""
+        pairs = {node for node in self._first if self.sizes.are_pairs(node)}
+        found: set[Node] = set()
+        queue = [
+            node
+            for node in self._step.graph.nodes
+            if node in self._first or any(one in pairs for one in node.all_input_nodes)
+        ]
+        while queue:
+            node = queue.pop()
+            if node not in found and node.target is not marks.GRADIENT:
+                found.add(node)
+                queue += node.all_input_nodes
+        return found
+
+    def _who_writes(self) -> dict[Node, list[Node]]:
+        writers: dict[Node, list[Node]] = collections.defaultdict(list)
+        for node, memory in _writes(self._step):
+            writers[memory].append(node)
+        return writers
+
+
+def _writes(step: StepGraph) -> Iterator[tuple[Node, Node]]:
+    """What changes memory, and which."""
+    for node in step.graph.nodes:
+        for one in written_inputs(node):
+            yield node, memory_of(one)
+
+
+def _is_place(node: Node) -> bool:
+    """Whether a tensor may say which rows are taken."""
+    value = tensor_of(node)
+    return value is not None and value.dim() > 0 and not value.dtype.is_floating_point
+
+
+def _has_several(node: Node) -> bool:
+    """Whether a node gives several results, of which others take one."""
+    return isinstance(node.meta.get("val"), tuple | list) and tensor_of(node) is None

@@ -1,0 +1,96 @@
+"""Rows of the batch that a loss compares with each other are those of all workers' batches."""
+
+from __future__ import annotations
+
+import compared_rows
+import pytest
+import torch
+from cells import each_once
+from pool import Pool, WorkerFailure
+
+from parallax.graph.analysis.compared_rows import ComparedRows, may_compare_rows
+from parallax.graph.analysis.row_places import Places
+from parallax.graph.capture import capture
+from parallax.graph.objects.discovery import discover
+
+DIVISION = [(4, 4, 4), (6, 2, 3), (3, 5, 3)]
+SMALL = [(4, 4), (1, 7), (0, 5), (5, 2)]
+SETTINGS = [(2, "HYBRID"), (3, "HYBRID"), (2, "PS"), (3, "AR")]
+GATHERED = "rows of all batches"
+
+
+@pytest.mark.parametrize(("name", "size", "strategy"), each_once(compared_rows.LOSSES, SETTINGS))
+def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: str) -> None:
+    division = [counts[:size] for counts in DIVISION]
+    for far, moved, sent, said in pool.run(size, compared_rows.train, name, division, strategy):
+        assert far < 1e-12
+        assert moved > 1e-3
+        assert sent[GATHERED]
+        assert not said
+
+
+@pytest.mark.parametrize("name", ["CLIP", "chosen by masks", "two views in one pass", "uniformity"])
+def test_batches_of_one_row_and_of_none(pool: Pool, name: str) -> None:
+    for far, _, _, said in pool.run(2, compared_rows.train, name, SMALL, "HYBRID"):
+        assert far < 1e-12
+        assert not said
+
+
+@pytest.mark.parametrize("name", compared_rows.OWN)
+def test_what_stays_own_is_told(pool: Pool, name: str) -> None:
+    _, why = compared_rows.OWN[name]
+    for _, _, sent, said in pool.run(2, compared_rows.train, name, SMALL[:1], "HYBRID"):
+        assert GATHERED not in sent
+        (text,) = said
+        assert "rows of the batch are compared with each other" in text
+        assert why in text
+        assert "compared_rows.py" in text
+
+
+@pytest.mark.parametrize("name", compared_rows.ALONE)
+def test_rows_that_are_not_compared_stay_own(pool: Pool, name: str) -> None:
+    for far, _, sent, said in pool.run(2, compared_rows.train, name, SMALL, "HYBRID"):
+        assert far < 1e-12
+        assert GATHERED not in sent
+        assert not said
+
+
+def test_workers_that_do_not_compare_the_same_are_told(pool: Pool) -> None:
+    with pytest.raises(WorkerFailure) as caught:
+        pool.run(2, compared_rows.with_other_layouts)
+    assert len(caught.value.errors) == 2
+    for kind, text, _ in caught.value.errors.values():
+        assert kind == "DisagreementError"
+        assert "decides whether rows of the batch are compared with each other" in text
+        assert "(t.py:3)" in text
+        assert "Nothing was updated." in text
+        assert "torch.where" in text
+
+
+def test_the_loss_is_that_of_the_whole_batch(pool: Pool) -> None:
+    for found, whole in pool.run(2, compared_rows.losses_of, "CLIP", SMALL):
+        assert found == pytest.approx(whole, abs=1e-12)
+
+
+def test_bytes_are_those_of_the_rows(pool: Pool) -> None:
+    """Two vectors of five numbers a row, to each other worker, and 16 bytes of counts."""
+    rows = [4, 6, 3]
+    division = [counts[:2] for counts in DIVISION]
+    _, _, sent, _ = pool.run(2, compared_rows.train, "CLIP", division, "HYBRID")[0]
+    assert sent[GATHERED] == sum(rows) * 2 * 5 * 8
+    assert sent["batch rows"] == len(rows) * 16
+
+
+def test_rows_are_found_in_the_graph() -> None:
+    """One gather of each tower, and nothing of it on the way back."""
+    _, training = compared_rows.towers()
+    step = training(compared_rows.clip)
+    (batch,) = compared_rows.batches([(4,)])[0]
+    assert may_compare_rows(capture(step, discover(step), batch, {}))
+    graph = capture(step, discover(step), batch, {}, varying={(place, 0): 0 for place in range(3)})
+    found = ComparedRows(graph)
+    assert found.refused is None
+    assert list(found.gathered.values()) == [Places(0, 1, 1)] * 2
+    names = [str(node.target) for node in found.whole]
+    assert names[0] == "aten.mm.default"
+    assert not any(node.target is torch.ops.aten.embedding.default for node in found.whole)
