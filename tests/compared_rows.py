@@ -390,6 +390,28 @@ def _dropout(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -
     return F.cross_entropy(F.dropout(a @ b.t(), 0.5), torch.arange(len(a)))
 
 
+@_own("random pairs", "as random numbers are drawn for it")
+def _random(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    a, b = model(i, j)
+    seen = torch.rand(len(a), len(a)) < 0.5
+    return ((a @ b.t()).square() * seen).mean()
+
+
+@_own("slopes", "as gradients are differentiated further")
+def _slopes(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    a, b = model(i, j)
+    contrast = F.cross_entropy(a @ b.t(), torch.arange(len(a)))
+    (slope,) = torch.autograd.grad(contrast, a, create_graph=True)
+    return contrast + slope.square().sum()
+
+
+@_own("decided by values", "as the step's Python decides by values of the batch")
+def _decided(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    a, b = model(i, j)
+    contrast = F.cross_entropy(a @ b.t() * model.scale, torch.arange(len(a)))
+    return contrast * 2 if (y == 0).all() else contrast
+
+
 @_own("compared at first", "as most layers of the model follow")
 def _at_first(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     users = model.users(i)

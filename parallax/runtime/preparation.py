@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 from parallax.config import Config
 from parallax.errors import ModelError, StrategyError
 from parallax.graph.analysis.bent_gradients import note_bent_gradients
-from parallax.graph.analysis.compared_rows import Refused, may_compare_rows
+from parallax.graph.analysis.compared_rows import Refused
 from parallax.graph.analysis.divisors import divides_by_constants
+from parallax.graph.analysis.mixed_rows import may_compare_rows
 from parallax.graph.analysis.sums import note_sums
 from parallax.graph.analysis.totals import Batches
 from parallax.graph.analysis.variables import Analysis, analyze

@@ -41,6 +41,7 @@ from parallax.graph.objects.discovery import StepObjects
 from parallax.graph.objects.draws import Streams
 from parallax.graph.objects.state import Leaf
 from parallax.graph.step_graph import StepGraph
+from parallax.ops.whole_batch import WHOLE_ROWS
 from parallax.rewrite.batch_norms import over_all_workers
 from parallax.rewrite.context import Pass
 from parallax.rewrite.divisors import dividing_by_all
@@ -56,6 +57,7 @@ from parallax.runtime.state.deferral import common_seeds
 logger = logging.getLogger("parallax")
 
 _CHUNK = 1 << 22
+_DECIDES = "decides"
 
 
 def seed_worker(world: World, base: int | None) -> None:
@@ -206,14 +208,26 @@ def all_compare_rows(world: World, step: StepGraph | None) -> bool:
         world: this worker and the others, which must all call this.
         step: in which these are those of all batches; None if it compares none.
     """
-    own = "" if step is None or step.decides_by_batch else layout_of(step)
-    of_all = world.texts("compared rows", own)
-    if own and len(set(of_all)) > 1:
+    own = "" if step is None else layout_of(step)
+    decides = step is not None and step.decides_by_batch
+    of_all = world.texts("compared rows", _DECIDES if decides else own)
+    why = "not all workers' first steps compare the same" if len(set(of_all)) > 1 else ""
+    if _DECIDES in of_all:
+        why = "the step's Python decides by values of the batch"
+    if own and why:
         logger.warning(
             "rows of the batch are compared with each other, and each worker compares those of its "
-            "own batch alone, as not all workers' first steps compare the same"
+            "own batch alone, as %s%s",
+            why,
+            _where(step),
         )
-    return bool(own) and len(set(of_all)) == 1
+    return bool(own) and not why
+
+
+def _where(step: StepGraph | None) -> str:
+    """In brackets, where rows are compared."""
+    nodes = () if step is None else step.graph.find_nodes(op="call_function", target=WHOLE_ROWS)
+    return next((f" ({line_of(user)})" for one in nodes for user in one.users), "")
 
 
 def open_groups(world: World, batches: Batches) -> None:

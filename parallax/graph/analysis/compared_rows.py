@@ -9,7 +9,6 @@ two rows to the last gradient of one is to be computed of all batches, on every 
 from __future__ import annotations
 
 import collections
-import math
 import operator
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -21,9 +20,8 @@ from parallax.graph.analysis.compute import computes_much, operations
 from parallax.graph.analysis.cut_off import cut_off
 from parallax.graph.analysis.how_many import expression, product
 from parallax.graph.analysis.loss_terms import SHAPES, SIZES, losses, made_of
-from parallax.graph.analysis.reductions import dim_of, reduced_dims
+from parallax.graph.analysis.mixed_rows import Mixing, following, is_narrow
 from parallax.graph.analysis.row_places import (
-    PARTS,
     Places,
     RowSizes,
     all_places,
@@ -31,7 +29,7 @@ from parallax.graph.analysis.row_places import (
     shape_of,
     tensor_of,
 )
-from parallax.graph.common.aliases import memory_of, uses_of
+from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.operations import (
     gradient_of,
     is_call,
@@ -40,48 +38,11 @@ from parallax.graph.common.operations import (
     with_gradient,
     written_inputs,
 )
-from parallax.graph.common.sizes import sizes_of
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
 aten: Any = torch.ops.aten
 
-_PRODUCTS = {aten.mm.default, aten.bmm.default, aten._cdist_forward.default, aten.addmm.default}
-_WIDENED = {aten.expand.default, aten.repeat.default}
-_CHOSEN = {aten.index.Tensor, aten.index_select.default, aten._pdist_forward.default}
-_IN_ORDER = {
-    aten.cumsum.default,
-    aten.cumprod.default,
-    aten.cummax.default,
-    aten.cummin.default,
-    aten.logcumsumexp.default,
-    aten._logcumsumexp.default,
-}
-"""Operations along a dimension of which each result follows from those in front of it."""
-_ALONG_ALL = {
-    aten.topk.default,
-    aten.kthvalue.default,
-    aten.median.dim,
-    aten.nanmedian.dim,
-    aten._softmax.default,
-    aten._log_softmax.default,
-    *_IN_ORDER,
-}
-"""Those of which each follows from all."""
-_EXTREMES = {
-    aten.max.default,
-    aten.min.default,
-    aten.amax.default,
-    aten.amin.default,
-    aten.max.dim,
-    aten.min.dim,
-    aten.prod.default,
-}
-"""Numbers of all rows, which are told otherwise if no gradient flows through them."""
-_MEDIANS = {aten.median.default, aten.nanmedian.default}
-_TAKEN = {aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.take.default}
-"""What takes some by their places: of rows in order, such as a quantile."""
-_SORTS = {aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable}
 _SUMS = {
     aten.add.Tensor,
     aten.add.Scalar,
@@ -96,9 +57,8 @@ _SUMS = {
     aten.clone.default,
     aten.detach.default,
 }
+_RANDOM = "random numbers are drawn for it"
 _SCALED = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
-_MOST_BYTES = 2**16
-"""Of each row that are sent to all workers to find the largest of all, or the like."""
 
 
 class Refused(NamedTuple):
@@ -111,157 +71,6 @@ class Refused(NamedTuple):
 
     why: str
     node: Node | None = None
-
-
-def may_compare_rows(step: StepGraph) -> bool:
-    """Whether a step may compare rows, as far as it is known.
-
-    Args:
-        step: as it was captured. If that is for one size of batch, sizes may be equal by chance.
-    """
-    return not all(isinstance(one, int) for one in step.rows) or compared_first(step) is not None
-
-
-def compared_first(step: StepGraph) -> Node | None:
-    """What may be the first of a step to compare rows, by the sizes of one batch.
-
-    Args:
-        step: captured for these.
-    """
-    if len({expression(one) for one in step.rows}) != 1:
-        return None
-    sizes = RowSizes(step.rows[0])
-    follows = following(step)
-    relevant = made_of(loss for loss, _ in losses(step.graph))
-    nodes = [node for node in step.graph.nodes if node in relevant and node in follows]
-    of_all = _Mixing(step, sizes, follows)
-    return next((n for n in nodes if _widens(n, sizes, follows) or of_all.mixes(n)), None)
-
-
-def _widens(node: Node, sizes: RowSizes, follows: Collection[Node]) -> bool:
-    """Whether a node may be the first to have an element for each two rows."""
-    of_batch = (one for one in node.args if isinstance(one, Node) and one in follows)
-    given = [one for one in of_batch if is_tensor(one)]
-    if not is_tensor(node) or not given:
-        return False
-    if node.target in _PRODUCTS:
-        count = len(shape_of(node))
-        return len(given) > 1 and sizes.dims(node) == [count - 2, count - 1]
-    if node.target in _CHOSEN:  # by a list of all pairs
-        count = sizes.count
-        pairs = {count * count, count * (count - 1), count * (count - 1) // 2} - {0, 1, count}
-        return expression(shape_of(node)[0]) in pairs or node.target is aten._pdist_forward.default
-    if node.target in _WIDENED:
-        return sizes.are_pairs(node) and not sizes.are_pairs(given[0])
-    if torch.Tag.pointwise in getattr(node.target, "tags", ()):
-        missing = [_missing(one, node, sizes) for one in given]
-        return any(one - other and other - one for one in missing for other in missing)
-    return False
-
-
-def _missing(one: Node, node: Node, sizes: RowSizes) -> set[int]:
-    """The dimensions that grow, from the last on, and along which a tensor is broadcast."""
-    own, count = shape_of(one), len(shape_of(node))
-    lacking = (dim - count for dim in sizes.dims(node))
-    return {dim for dim in lacking if len(own) < -dim or expression(own[dim]) == 1}
-
-
-def following(step: StepGraph) -> set[Node]:
-    """What follows from values of the batch, up to gradients of variables."""
-    found = set(step.given())
-    for node in step.graph.nodes:
-        if node.target in SHAPES or node.target is marks.GRADIENT:
-            continue
-        if any(one in found for one in node.all_input_nodes):
-            found.add(node)
-            for written in written_inputs(node):
-                memory = memory_of(written)
-                if memory.op == "call_function" and memory not in found:
-                    found.add(memory)
-                    found.update(alias for alias, _ in uses_of(memory))
-    return found
-
-
-class _Mixing:
-    """What follows from all rows of the batch without having an element for each two of them."""
-
-    def __init__(self, step: StepGraph, sizes: RowSizes, follows: Collection[Node]) -> None:
-        self._sizes = sizes
-        self._follows = follows
-        calls = filter(None, map(gradient_of, step.graph.nodes))
-        self._calls = dict(calls)
-        """Operations through which gradients flow, by PyTorch's number."""
-        self.ordered: set[Node] = set()
-        """What follows from the order of all rows, by numbers that have fractions."""
-        for node in step.graph.nodes:
-            inputs = node.all_input_nodes
-            is_forward = node in follows and node.meta.get("autograd") != "backward"
-            if is_forward and (self._sorts(node) or any(one in self.ordered for one in inputs)):
-                self.ordered.add(node)
-
-    def mixes(self, node: Node) -> bool:
-        """Whether a node is such."""
-        made: Any = node.args[0] if node.target is operator.getitem else node
-        source: Any = made.args[0] if made.args else None
-        if source not in self._follows or not is_tensor(source):
-            return False
-        value = source.meta["val"]
-        dims = self._sizes.dims(source)
-        if not dims or not value.dtype.is_floating_point:
-            return False
-        if made.target in _ALONG_ALL:
-            return self._along(made, source) in dims and _is_narrow(source, self._sizes)
-        if made.target in _EXTREMES and self._has_gradient(made):
-            reduced = reduced_dims(made)
-            return reduced is not None and dims[0] in reduced[0] and _is_narrow(source, self._sizes)
-        if made.target in _MEDIANS:
-            return _is_narrow(source, self._sizes)
-        if source not in self.ordered or not _is_narrow(source, self._sizes):
-            return False
-        if made.target in PARTS:
-            return self._along(made, source) in dims
-        return made.target in _TAKEN and not self._sizes.dims(made)
-
-    def _has_gradient(self, node: Node) -> bool:
-        number = node.meta.get("forward", -1)
-        return number in self._calls and is_call(node, number, self._calls[number])
-
-    def needs_order(self, node: Node) -> bool:
-        """Whether it makes a difference for a node in which order the rows are."""
-        return node.target in _IN_ORDER | _TAKEN | PARTS
-
-    def is_light(self, node: Node) -> bool:
-        """Whether a node in the order of all rows may be computed once more, of all of them."""
-        queue, seen = [node], set()
-        while queue:
-            one = queue.pop()
-            if one in seen or one not in self.ordered:
-                continue
-            seen.add(one)
-            if computes_much(one) or is_random(one):
-                return False
-            queue += one.all_input_nodes
-        return True
-
-    def _sorts(self, node: Node) -> bool:
-        if node.target not in _SORTS:
-            return False
-        source: Any = node.args[0]
-        if source not in self._follows:
-            return False
-        return self._along(node, source) in self._sizes.dims(source)
-
-    @staticmethod
-    def _along(node: Node, source: Node) -> int | None:
-        count, dim = len(shape_of(source)), dim_of(node)
-        return None if dim is None or not count else dim % count
-
-
-def _is_narrow(node: Node, sizes: RowSizes) -> bool:
-    """Whether a tensor has few bytes for each row of the batch."""
-    value = node.meta["val"]
-    whole: int = value.element_size() * math.prod(sizes_of(value))
-    return whole <= _MOST_BYTES * max(sizes.count, 1)
 
 
 class _RefusedError(Exception):
@@ -300,7 +109,7 @@ class ComparedRows:
         self._step = step
         self._order = {node: place for place, node in enumerate(step.graph.nodes)}
         self._follows = following(step)
-        self._mixing = _Mixing(step, self.sizes, self._follows)
+        self._mixing = Mixing(step, self.sizes, self._follows)
         marked = step.graph.find_nodes(op="call_function", target=marks.GRADIENT)
         self._relevant = made_of([one for node in marked for one in node.all_input_nodes])
         self._relevant |= made_of(loss for loss, _ in losses(step.graph))
@@ -332,10 +141,7 @@ class ComparedRows:
         layers = {
             node: count
             for node, count in operations(self._step.graph).items()
-            if node not in self._gradients
-            and any(
-                one not in self._follows and not self.is_sized(one) for one in node.all_input_nodes
-            )
+            if node not in self._gradients and any(map(self._is_plain, node.all_input_nodes))
         }
         repeated = sum(count for node, count in layers.items() if node in self.whole)
         if self.whole and repeated > sum(layers.values()) / 2:
@@ -383,11 +189,13 @@ class ComparedRows:
 
     def _look_at(self, node: Node) -> None:
         inputs = node.all_input_nodes
+        if node.target is marks.GRADIENT:
+            return
         mode = node.meta.get("autograd")
         if mode == "backward" or (mode is None and any(one in self._gradients for one in inputs)):
             self._gradients.add(node)
-        if node.target is marks.GRADIENT:
-            return
+        if mode == "on" and any(one in self._gradients for one in inputs):
+            raise _RefusedError(node, "gradients are differentiated further")
         own = [one for one in inputs if one in self._follows and one not in self.whole]
         if node.target in SHAPES and not any(one in self.whole for one in inputs):
             return
@@ -399,7 +207,7 @@ class ComparedRows:
             return
         self._have_whole(one for one in own if self._is_number(one))
         if is_random(node):
-            raise _RefusedError(node, "random numbers are drawn for it")
+            raise _RefusedError(node, _RANDOM)
         self.whole[node] = None
         self._note_call(node)
         for one in inputs:
@@ -481,12 +289,13 @@ class ComparedRows:
                 more.add(node)
             queue += [one for one in given if one not in rows]
         if more:
-            assert not more <= self._first
+            if more <= self._first:
+                raise _RefusedError(next(iter(more)), "it follows from itself")
             self._first |= more
             raise _AgainError
 
     def _is_wide(self, node: Node) -> bool:
-        return is_tensor(node) and not _is_narrow(node, self.sizes)
+        return is_tensor(node) and not is_narrow(node, self.sizes)
 
     def _bring(self, node: Node, in_order: bool) -> None:
         """Have what something of all batches is computed of.
@@ -502,6 +311,8 @@ class ComparedRows:
                 continue
             if one not in self._follows:
                 if self.is_sized(one):
+                    if is_random(one):
+                        raise _RefusedError(one, _RANDOM)
                     self.copied.add(one)
                     queue += () if one.target in SIZES else one.all_input_nodes
                     queue += self._writers.get(memory_of(one), ())
@@ -523,8 +334,9 @@ class ComparedRows:
         little, or is another thing."""
         if node.op != "call_function":
             return False
+        is_heavy = computes_much(node) or is_random(node) or node in self._gradients
         if _has_several(node):
-            return True
+            return not is_heavy
         if node in self._mixing.ordered:
             if self._mixing.is_light(node):
                 return True
@@ -534,7 +346,6 @@ class ComparedRows:
         if is_view_of_torch(node) and source in self._follows and is_tensor(source):
             alike = product(shape_of(source)) == product(shape_of(node))
             return alike and len(self.sizes.dims(source)) == 1
-        is_heavy = computes_much(node) or is_random(node) or node in self._gradients
         return self.places(node) is None and not is_heavy and self.sizes.dims(node) != []
 
     def _gather(self, node: Node) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.analysis.compared_rows import ComparedRows, Refused, compared_first
+from parallax.graph.analysis.compared_rows import ComparedRows, Refused
 from parallax.graph.analysis.how_many import expression as known
 from parallax.graph.analysis.loss_terms import SIZES
+from parallax.graph.analysis.mixed_rows import compared_first
 from parallax.graph.analysis.row_places import Places
 from parallax.graph.common.torch_internals import expression
 from parallax.graph.common.user_code import line_of
