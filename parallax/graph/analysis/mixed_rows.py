@@ -156,11 +156,12 @@ class Mixing:
         if source not in self._follows or not is_tensor(source):
             return False
         value = source.meta["val"]
+        # Of several dimensions that grow, as far as is known, rows lie along the first.
         dims = self._sizes.dims(source)
         if not dims or not value.dtype.is_floating_point:
             return False
         if made.target in _ALONG_ALL:
-            return self._along(made, source) in dims and is_narrow(source, self._sizes)
+            return self._along(made, source) == dims[0] and is_narrow(source, self._sizes)
         if made.target in _EXTREMES and self._has_gradient(made):
             reduced = reduced_dims(made)
             return reduced is not None and dims[0] in reduced[0] and is_narrow(source, self._sizes)
@@ -169,7 +170,7 @@ class Mixing:
         if source not in self.ordered or not is_narrow(source, self._sizes):
             return False
         if made.target in PARTS:
-            return self._along(made, source) in dims
+            return self._along(made, source) == dims[0]
         return made.target in _TAKEN and not self._sizes.dims(made)
 
     def _has_gradient(self, node: Node) -> bool:
@@ -199,7 +200,7 @@ class Mixing:
         source: Any = node.args[0]
         if source not in self._follows:
             return False
-        return self._along(node, source) in self._sizes.dims(source)
+        return self._along(node, source) in self._sizes.dims(source)[:1]
 
     @staticmethod
     def _along(node: Node, source: Node) -> int | None:
