@@ -33,6 +33,7 @@ from benchmarks.pairing import Paired, run_paired
 WIDTH, HIDDEN, VECTOR = 256, 512, 128
 ALL, OWN = "parallax", "parallax, own rows alone"
 BY_HAND, DDP_OWN = "DDP, gathered by hand", "DDP, own rows alone"
+VARIANTS = (ALL, BY_HAND, OWN, DDP_OWN)
 SAME = 1e-4
 """How far losses of variants that compare all rows may be apart."""
 

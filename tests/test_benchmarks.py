@@ -13,7 +13,7 @@ import pytest
 import torch
 from pool import Pool
 
-from benchmarks import encoders, models, planning
+from benchmarks import encoders, in_batch, models, planning
 from benchmarks.copies import Copied
 from benchmarks.exchanges import COLLECTIVES
 from benchmarks.pairing import Paired, run_paired
@@ -123,6 +123,21 @@ def test_what_numbers_of_the_batch_cost_is_told() -> None:
     lines = [line.split("│")[1:-1] for line in done.stdout.splitlines() if "│" in line]
     assert [int(cells[-1]) for cells in lines] == [0, 1552, 512, 512, 4 * 512]
     assert all(float(cell) > 0 for cells in lines for cell in cells[1:3])
+
+
+@pytest.mark.long
+def test_in_batch_negatives_are_timed_beside_another_system() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.in_batch", "--rounds", "1", "--steps", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split("│")[1:-1] for line in done.stdout.splitlines() if "│" in line]
+    assert [cells[0].strip() for cells in lines] == list(in_batch.VARIANTS)
+    assert all(float(cells[1]) > 0 for cells in lines)
 
 
 def test_collectives_that_are_timed_move_what_they_should(pool: Pool) -> None:
