@@ -28,6 +28,10 @@ WITH_213 = {
     "test_one_graph_holds_for_all_places[_from]": "asks whether lengths are equal",
     "test_means_over_selections[soft labels]": "asks for the length of a selection",
     "test_means_that_are_those_of_all_batches_have_none[soft labels]": "asks for it, too",
+    **{
+        f"test_the_numbers_of_one_device[below a quantile-{setting}]": "looks at quantiles' values"
+        for setting in ("2-HYBRID", "3-HYBRID", "2-PS", "3-AR")
+    },
     "test_numbers_are_those_of_one_device[PS-case3-3]": "counts steps on the default device",
     "test_a_process_has_two_threads_for_sockets_whatever_its_groups": "gives threads no names",
 }
