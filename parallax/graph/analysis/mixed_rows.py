@@ -100,7 +100,8 @@ def _widens(node: Node, sizes: RowSizes, follows: Collection[Node]) -> bool:
     if node.target in _CHOSEN:  # by a list of all pairs
         count = sizes.count
         pairs = {count * count, count * (count - 1), count * (count - 1) // 2} - {0, 1, count}
-        return expression(shape_of(node)[0]) in pairs or node.target is aten._pdist_forward.default
+        size = next(map(expression, shape_of(node)), None)
+        return size in pairs or node.target is aten._pdist_forward.default
     if node.target in _WIDENED:
         return sizes.are_pairs(node) and not sizes.are_pairs(given[0])
     if torch.Tag.pointwise in getattr(node.target, "tags", ()):
@@ -153,7 +154,7 @@ class Mixing:
         """Whether a node is such."""
         made: Any = node.args[0] if node.target is operator.getitem else node
         source: Any = made.args[0] if made.args else None
-        if source not in self._follows or not is_tensor(source):
+        if not is_tensor(source) or source not in self._follows:
             return False
         value = source.meta["val"]
         # Of several dimensions that grow, as far as is known, rows lie along the first.

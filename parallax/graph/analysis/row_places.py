@@ -93,8 +93,9 @@ class RowSizes:
             return 0
         if isinstance(self._rows, int) or size_of(size) is None:
             return 1
-        of_large = expression(size).subs(self._rows, _LARGE)
-        return round(math.log(max(int(of_large), 1), _LARGE))
+        one = expression(size)
+        values = {symbol: _LARGE if symbol == self._rows else 1 for symbol in one.free_symbols}
+        return round(math.log(max(int(one.subs(values)), 1), _LARGE))
 
 
 def all_places(

@@ -155,7 +155,7 @@ class _Rewritten:
     def _copy(self, node: Node) -> None:
         graph = self._graph
         if node.target in SIZES and node.args[0] not in self._copies:
-            with graph.inserting_after(node):
+            with graph.inserting_before(node.next):  # there may be several operations
                 size = expression(node.meta["val"].node.expr, {self._symbol: self._count})
             _evaluate(size)
             self._copies[node] = size
