@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compared_rows
+import compared_training
 import pytest
 import torch
 from cells import each_once
@@ -23,7 +24,7 @@ GATHERED = "rows of all batches"
 @pytest.mark.parametrize(("name", "size", "strategy"), each_once(compared_rows.LOSSES, SETTINGS))
 def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: str) -> None:
     division = [counts[:size] for counts in DIVISION]
-    for far, moved, sent, said in pool.run(size, compared_rows.train, name, division, strategy):
+    for far, moved, sent, said in pool.run(size, compared_training.train, name, division, strategy):
         assert far < 1e-12
         assert moved > 1e-3
         assert sent[GATHERED]
@@ -32,7 +33,7 @@ def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: s
 
 @pytest.mark.parametrize("name", ["CLIP", "chosen by masks", "two views in one pass", "uniformity"])
 def test_batches_of_one_row_and_of_none(pool: Pool, name: str) -> None:
-    for far, _, _, said in pool.run(2, compared_rows.train, name, SMALL, "HYBRID"):
+    for far, _, _, said in pool.run(2, compared_training.train, name, SMALL, "HYBRID"):
         assert far < 1e-12
         assert not said
 
@@ -40,7 +41,7 @@ def test_batches_of_one_row_and_of_none(pool: Pool, name: str) -> None:
 @pytest.mark.parametrize("name", compared_rows.OWN)
 def test_what_stays_own_is_told(pool: Pool, name: str) -> None:
     _, why = compared_rows.OWN[name]
-    for _, _, sent, said in pool.run(2, compared_rows.train, name, SMALL[:1], "HYBRID"):
+    for _, _, sent, said in pool.run(2, compared_training.train, name, SMALL[:1], "HYBRID"):
         assert GATHERED not in sent
         (text,) = [text for text in said if "are compared with each other" in text]
         assert why in text
@@ -49,7 +50,7 @@ def test_what_stays_own_is_told(pool: Pool, name: str) -> None:
 
 @pytest.mark.parametrize("name", compared_rows.ALONE)
 def test_rows_that_are_not_compared_stay_own(pool: Pool, name: str) -> None:
-    for far, _, sent, said in pool.run(2, compared_rows.train, name, SMALL, "HYBRID"):
+    for far, _, sent, said in pool.run(2, compared_training.train, name, SMALL, "HYBRID"):
         assert far < 1e-12
         assert GATHERED not in sent
         assert not said
@@ -57,7 +58,7 @@ def test_rows_that_are_not_compared_stay_own(pool: Pool, name: str) -> None:
 
 def test_workers_that_do_not_compare_the_same_are_told(pool: Pool) -> None:
     with pytest.raises(WorkerFailure) as caught:
-        pool.run(2, compared_rows.with_other_layouts)
+        pool.run(2, compared_training.with_other_layouts)
     assert len(caught.value.errors) == 2
     for kind, text, _ in caught.value.errors.values():
         assert kind == "DisagreementError"
@@ -68,24 +69,34 @@ def test_workers_that_do_not_compare_the_same_are_told(pool: Pool) -> None:
 
 
 def test_the_loss_is_that_of_the_whole_batch(pool: Pool) -> None:
-    for found, whole in pool.run(2, compared_rows.losses_of, "CLIP", SMALL):
+    for found, whole in pool.run(2, compared_training.losses_of, "CLIP", SMALL):
         assert found == pytest.approx(whole, abs=1e-12)
+
+
+def test_texts_of_any_length(pool: Pool) -> None:
+    """By Adam, whose first step is another one; from the third on, one graph holds for all."""
+    sizes = [((rows, words), (6 - rows, words)) for rows, words in [(3, 5), (2, 5), (4, 7)]]
+    sizes += [((rows, words), (6 - rows, words)) for rows, words in [(5, 4), (1, 9), (3, 6)]]
+    for far, captures, said in pool.run(2, compared_training.train_texts, sizes):
+        assert far < 1e-12
+        assert captures == 4  # the first one twice
+        assert not said
 
 
 def test_bytes_are_those_of_the_rows(pool: Pool) -> None:
     """Two vectors of five numbers a row, to each other worker, and 16 bytes of counts."""
     rows = [4, 6, 3]
     division = [counts[:2] for counts in DIVISION]
-    _, _, sent, _ = pool.run(2, compared_rows.train, "CLIP", division, "HYBRID")[0]
+    _, _, sent, _ = pool.run(2, compared_training.train, "CLIP", division, "HYBRID")[0]
     assert sent[GATHERED] == sum(rows) * 2 * 5 * 8
     assert sent["batch rows"] == len(rows) * 16
 
 
 def test_rows_are_found_in_the_graph() -> None:
     """One gather of each tower, and nothing of it on the way back."""
-    _, training = compared_rows.towers()
+    _, training = compared_training.towers()
     step = training(compared_rows.clip)
-    (batch,) = compared_rows.batches([(4,)])[0]
+    (batch,) = compared_training.batches([(4,)])[0]
     assert may_compare_rows(capture(step, discover(step), batch, {}))
     graph = capture(step, discover(step), batch, {}, varying={(place, 0): 0 for place in range(3)})
     found = ComparedRows(graph)
