@@ -46,6 +46,7 @@ THINNED = {
     "test_branches.py::test_workers_may_decide_on_other_gradients": 3,
     "test_bytes.py::test_sent_bytes_equal_the_formula": 3,
     "test_checkpoint.py::test_a_loaded_state_goes_on": 2,
+    "test_compared_rows.py::test_the_numbers_of_one_device": 2,
     "test_compiled.py::test_regions_give_the_same_numbers": 4,
     "test_conversions.py::test_what_python_makes_of_numbers": 2,
     "test_divisors.py::test_batches_without_rows_count_by_what_means_are_over": 4,
