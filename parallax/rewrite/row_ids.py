@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.fx import Node
 
 from parallax.graph.analysis.lookups import WRAPPING, lookup_of
+from parallax.graph.analysis.loss_terms import SIZES
 from parallax.ops.resources import checked_ids
 from parallax.ops.specs import BagsSpec, BucketsSpec, MessageSpec, RowIdsSpec, RowsSpec
 from parallax.rewrite.context import Rewriting
@@ -48,5 +49,5 @@ def check_row_ids(work: Rewriting) -> None:
             checked = work.call(checked_ids, check, ids, tuple(indices))
         checked.meta.update(ids.meta)
         for user in list(ids.users):
-            if user is not checked:
+            if user is not checked and user.target not in SIZES:
                 user.replace_input_with(ids, checked)

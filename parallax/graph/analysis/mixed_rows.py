@@ -142,10 +142,19 @@ class Mixing:
         calls = filter(None, map(gradient_of, step.graph.nodes))
         self._calls = dict(calls)
         """Operations through which gradients flow, by PyTorch's number."""
+        trained = {
+            node
+            for node, item in zip(step.own_placeholders(), step.inputs, strict=True)
+            if item.kind == "state" and item.differentiated
+        }
+        self._of_model = trained
+        """What follows from parameters: of data alone, nobody wants gradients."""
         self.ordered: set[Node] = set()
         """What follows from the order of all rows, by numbers that have fractions."""
         for node in step.graph.nodes:
             inputs = node.all_input_nodes
+            if any(one in trained for one in inputs):
+                trained.add(node)
             is_forward = node in follows and node.meta.get("autograd") != "backward"
             if is_forward and (self._sorts(node) or any(one in self.ordered for one in inputs)):
                 self.ordered.add(node)
@@ -176,7 +185,9 @@ class Mixing:
 
     def _has_gradient(self, node: Node) -> bool:
         number = node.meta.get("forward", -1)
-        return number in self._calls and is_call(node, number, self._calls[number])
+        if node not in self._of_model or number not in self._calls:
+            return False
+        return is_call(node, number, self._calls[number])
 
     def needs_order(self, node: Node) -> bool:
         """Whether it makes a difference for a node in which order the rows are."""
