@@ -56,8 +56,7 @@ def _gather(batches: Batches, work: Rewriting) -> None:
     users = [user for one in counts for user in one.users if user.target is not WHOLE_ROWS]
     with graph.inserting_before(before):
         work.call(start, resource, 0, work.size(work.step.rows[0]))
-    behind = [message[-1] for message in messages]
-    first = min([awaited, *users, *behind], key=order.__getitem__)
+    first = min([awaited, *users], key=order.__getitem__)
     with graph.inserting_before(first):
         count = work.call(finish, resource, 0)
     for one in counts:

@@ -9,14 +9,15 @@ two rows to the last gradient of one is to be computed of all batches, on every 
 from __future__ import annotations
 
 import collections
-import operator
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Node
 
+from parallax.graph.analysis.batch_numbers import PRODUCTS, QUOTIENTS
 from parallax.graph.analysis.compute import computes_much, operations
+from parallax.graph.analysis.coupled import LINEAR
 from parallax.graph.analysis.cut_off import cut_off
 from parallax.graph.analysis.how_many import expression, product
 from parallax.graph.analysis.loss_terms import SHAPES, SIZES, losses, made_of
@@ -43,22 +44,7 @@ from parallax.ops import marks
 
 aten: Any = torch.ops.aten
 
-_SUMS = {
-    aten.add.Tensor,
-    aten.add.Scalar,
-    aten.sub.Tensor,
-    aten.rsub.Scalar,
-    aten.neg.default,
-    aten.stack.default,
-    aten.cat.default,
-    aten.sum.default,
-    aten.mean.default,
-    aten._to_copy.default,
-    aten.clone.default,
-    aten.detach.default,
-}
 _RANDOM = "random numbers are drawn for it"
-_SCALED = {aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar}
 
 
 class Refused(NamedTuple):
@@ -255,8 +241,10 @@ class ComparedRows:
         """Note what is computed of numbers of all rows and of others, if it is a sum of them; else
         these have to be of all rows, too."""
         of_batch = [one for one in inputs if one in self._follows]
-        is_sum = node.target in _SUMS or (node.target in _SCALED and len(of_batch) == 1)
-        is_sum = is_sum or is_view_of_torch(node) or node.target is operator.getitem
+        is_sum = node.target in LINEAR or (
+            node.target in PRODUCTS | QUOTIENTS and len(of_batch) == 1
+        )
+        is_sum = is_sum or is_view_of_torch(node)
         if node in self._relevant and (not is_sum or any(map(self.is_sized, inputs))):
             own = [one for one in of_batch if one not in self.whole]
             self._have_whole(one for one in own if self._is_number(one))
@@ -389,31 +377,18 @@ class ComparedRows:
     def _leading_to_first(self) -> set[Node]:
         """What leads to these, or to what is computed of pairs of rows, within one pass."""
         pairs = {node for node in self._first if self.sizes.are_pairs(node)}
-        found: set[Node] = set()
-        queue = [
+        return made_of(
             node
             for node in self._step.graph.nodes
             if node in self._first or any(one in pairs for one in node.all_input_nodes)
-        ]
-        while queue:
-            node = queue.pop()
-            if node not in found and node.target is not marks.GRADIENT:
-                found.add(node)
-                queue += node.all_input_nodes
-        return found
+        )
 
     def _who_writes(self) -> dict[Node, list[Node]]:
         writers: dict[Node, list[Node]] = collections.defaultdict(list)
-        for node, memory in _writes(self._step):
-            writers[memory].append(node)
+        for node in self._step.graph.nodes:
+            for one in written_inputs(node):
+                writers[memory_of(one)].append(node)
         return writers
-
-
-def _writes(step: StepGraph) -> Iterator[tuple[Node, Node]]:
-    """What changes memory, and which."""
-    for node in step.graph.nodes:
-        for one in written_inputs(node):
-            yield node, memory_of(one)
 
 
 def _is_place(node: Node) -> bool:

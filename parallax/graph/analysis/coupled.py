@@ -46,7 +46,7 @@ from parallax.ops.statistics import VARIANCES, Kind
 
 aten: Any = torch.ops.aten
 
-_LINEAR = {
+LINEAR = {
     aten.add.Tensor,
     aten.add.Scalar,
     aten.sub.Tensor,
@@ -173,7 +173,7 @@ class Coupled:
     def _is_sum(self, node: Node, inside: Collection[Node]) -> bool:
         """Whether a number is a sum of others, each times what has no gradient."""
         first, *rest = node.args
-        if node.target in _LINEAR:
+        if node.target in LINEAR:
             return True
         if node.target in PRODUCTS:
             return sum(map(self._is_inside, node.args)) == 1

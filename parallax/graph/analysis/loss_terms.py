@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,13 +77,19 @@ class Factor:
         )
 
 
-def from_batch(step: StepGraph) -> set[Node]:
-    """What is computed from the values of the batch, as against its sizes."""
+_ENDS = frozenset({*SIZES, WHOLE_ROWS})
+
+
+def from_batch(step: StepGraph, ends: Collection[Any] = _ENDS) -> set[Node]:
+    """What is computed from the values of the batch, as against its sizes.
+
+    Args:
+        step: as it was captured.
+        ends: operations whose results are taken not to be.
+    """
     found = set(step.given())
     for node in step.graph.nodes:
-        if node.target in SIZES or node.target is WHOLE_ROWS:  # which are alike on all workers
-            continue
-        if any(source in found for source in node.all_input_nodes):
+        if node.target not in ends and any(source in found for source in node.all_input_nodes):
             found.add(node)
             for written in written_inputs(node):
                 memory = memory_of(written)

@@ -12,11 +12,10 @@ from torch.fx import Node
 
 from parallax.graph.analysis.compute import computes_much
 from parallax.graph.analysis.how_many import expression
-from parallax.graph.analysis.loss_terms import SHAPES, losses, made_of
+from parallax.graph.analysis.loss_terms import SHAPES, from_batch, losses, made_of
 from parallax.graph.analysis.reductions import dim_of, reduced_dims
 from parallax.graph.analysis.row_places import PARTS, RowSizes, is_tensor, shape_of
-from parallax.graph.common.aliases import memory_of, uses_of
-from parallax.graph.common.operations import gradient_of, is_call, is_random, written_inputs
+from parallax.graph.common.operations import gradient_of, is_call, is_random
 from parallax.graph.common.sizes import sizes_of
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
@@ -119,18 +118,7 @@ def _missing(one: Node, node: Node, sizes: RowSizes) -> set[int]:
 
 def following(step: StepGraph) -> set[Node]:
     """What follows from values of the batch, up to gradients of variables."""
-    found = set(step.given())
-    for node in step.graph.nodes:
-        if node.target in SHAPES or node.target is marks.GRADIENT:
-            continue
-        if any(one in found for one in node.all_input_nodes):
-            found.add(node)
-            for written in written_inputs(node):
-                memory = memory_of(written)
-                if memory.op == "call_function" and memory not in found:
-                    found.add(memory)
-                    found.update(alias for alias, _ in uses_of(memory))
-    return found
+    return from_batch(step, {*SHAPES, marks.GRADIENT})
 
 
 class Mixing:

@@ -59,8 +59,6 @@ class RowSizes:
     def times(self, size: int | torch.SymInt) -> int | None:
         """How many times as large as the rows a size is; None if it is no multiple of them."""
         one = expression(size)
-        if isinstance(self._rows, int):
-            return one // self._rows if self.grows(size) and self._rows else None
         if isinstance(one, int) or self._rows not in one.free_symbols:
             return None
         times = one / self._rows
