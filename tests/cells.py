@@ -9,26 +9,41 @@ from typing import Any
 import pytest
 
 
-def sampled(cells: Iterable[Any], one_in: int) -> list[Any]:
-    """Parameters for a test: the usual suite runs one cell in so many, the long checks the rest."""
-    return chosen(cells, lambda number: number % one_in == 0)
+def sampled(cells: Iterable[Any], one_in: int, long_in: int = 1) -> list[Any]:
+    """Parameters for a test: the usual suite runs one cell in so many, the long checks one in
+    ``long_in`` of all, the exhaustive ones the rest."""
+    return _marked(
+        cells,
+        lambda number: number % one_in == 0,
+        lambda number: number % long_in == 0,
+    )
 
 
 def each_once(names: Iterable[Any], settings: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Parameters for a test of all names with all settings: the usual suite runs each name once,
-    with one setting after the other, the long checks the rest."""
+    with one setting after the other, the long checks with one more, the exhaustive ones the
+    rest."""
     cells = [(name, *setting) for name in names for setting in settings]
     count = len(settings)
-    return chosen(cells, lambda number: number % count == number // count % count)
+    return _marked(
+        cells,
+        lambda number: number % count == number // count % count,
+        lambda number: number % count == (number // count + 1) % count,
+    )
 
 
-def chosen(cells: Iterable[Any], is_usual: Callable[[int], bool]) -> list[Any]:
-    """Parameters for a test: the usual suite runs some cells, by their number, the long checks the
-    rest."""
+def _marked(
+    cells: Iterable[Any], is_usual: Callable[[int], bool], is_long: Callable[[int], bool]
+) -> list[Any]:
+    """Cells with the mark of what runs them, by their number."""
+
+    def marks(number: int) -> tuple[pytest.MarkDecorator, ...]:
+        if is_usual(number):
+            return ()
+        return (pytest.mark.long if is_long(number) else pytest.mark.exhaustive,)
+
     return [
-        cell
-        if is_usual(number)
-        else pytest.param(*(cell if isinstance(cell, tuple) else (cell,)), marks=pytest.mark.long)
+        pytest.param(*(cell if isinstance(cell, tuple) else (cell,)), marks=marks(number))
         for number, cell in enumerate(cells)
     ]
 

@@ -22,7 +22,7 @@ DIVISION = [(4, 4), (6, 2), (3, 5), (5, 3)]
     ("name", "around"),
     [
         *sampled(itertools.product(checkpointed.MEANS, checkpointed.AROUND), 4),
-        *sampled(itertools.product(checkpointed.STATISTICS, checkpointed.AROUND), 19),
+        *sampled(itertools.product(checkpointed.STATISTICS, checkpointed.AROUND), 19, 3),
     ],
 )
 def test_the_numbers_of_one_device(pool: Pool, name: str, around: str) -> None:
