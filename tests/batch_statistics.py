@@ -201,7 +201,14 @@ def _codebook(model: Any, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> 
 
 
 def _logged(model: Any, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """An average that nothing is trained with."""
+    """An average that nothing is trained with, and that is no part of the model."""
+    with torch.no_grad():
+        model.logged.mul_(0.9).add_(0.1 * v.mean())
+    return _each(model(x), y).mean()
+
+
+def _saved(model: Any, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """One in a buffer, which evaluation may use."""
     with torch.no_grad():
         model.average.mul_(0.9).add_(0.1 * v.mean())
     return _each(model(x), y).mean()
@@ -406,6 +413,7 @@ ALIKE: dict[str, Loss] = {
     "standardised": _standardised,
     "concordance": _concordance,
     "kept": _kept,
+    "saved": _saved,
     "kept anew": _kept_anew,
     "codebook": _codebook,
     "of three rounds": _of_three_rounds,
@@ -436,12 +444,15 @@ ALIKE: dict[str, Loss] = {
     "population": lambda m, x, y, v: _each(m(x / torch.std(x, correction=0)), y).mean(),
 }
 """Whose gradients are those of one device."""
-LEFT: dict[str, Loss] = {
+GATHERED: dict[str, Loss] = {
     "a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum()).mean(),
     "of a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum().log()).mean(),
-    "share": _share,
     "norm": lambda m, x, y, v: (_each(m(x), y)[:, 0] * v / v.norm()).mean(),
     "norm with a gradient": lambda m, x, y, v: (m(x) / m(x).norm()).abs().mean(),
+}
+"""Of numbers that workers cannot put together of their own ones: their rows are sent."""
+LEFT: dict[str, Loss] = {
+    "share": _share,
     "selected": lambda m, x, y, v: m(x)[v > v.mean()].square().mean(),
 }
 """Which stay each worker's own, and are told."""
@@ -462,7 +473,7 @@ OTHER_ROUNDS: dict[str, Loss] = {
     "numbers of some": _numbers_left_out,
 }
 """In which a worker may have nothing in the second message."""
-ALL = {**ALIKE, **LEFT, **WITHOUT, **LEAVES_OUT, **OTHER_ROUNDS}
+ALL = {**ALIKE, **GATHERED, **LEFT, **WITHOUT, **LEAVES_OUT, **OTHER_ROUNDS}
 
 
 def assert_as_on_one_device(
@@ -492,6 +503,7 @@ def train(
     net.register_buffer("counts", torch.zeros(OUTPUTS, dtype=torch.float64))
     net.register_buffer("sums", torch.zeros(OUTPUTS, WIDTH, dtype=torch.float64))
     net.register_buffer("centres", torch.zeros(OUTPUTS, WIDTH, dtype=torch.float64))
+    net.logged = torch.zeros((), dtype=torch.float64)
     start = {key: value.clone() for key, value in net.state_dict().items()}
     made = torch.Generator().manual_seed(4)
     given = [

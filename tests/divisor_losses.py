@@ -315,7 +315,7 @@ OTHERS: dict[str, Loss] = {
     "a part of another": lambda s, y: of_words(s, y, ignore_index=PAD).square(),
     "all, and a number": lambda s, y: (of_each(s, y) * (y != PAD)).sum() / ((y != PAD).sum() + 40),
 }
-"""Losses whose divisors are left as they are."""
+"""Losses whose divisors are no totals: what they are made of is of all rows, which are sent."""
 
 
 class Net(nn.Module):

@@ -19,14 +19,16 @@ def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: s
     batch_statistics.assert_as_on_one_device(pool, size, loss, division, strategy, 1e-10)
 
 
-@pytest.mark.parametrize("name", whole_losses.OWN)
-def test_what_stays_own_is_told(pool: Pool, name: str) -> None:
-    division = [counts[:2] for counts in DIVISION[:1]]
-    for _, sent, said in pool.run(
-        2, batch_statistics.train, whole_losses.OWN[name], division, "HYBRID"
-    ):
-        assert not sent
-        assert any("a number of each worker's own batch, such as a sum" in text for text in said)
+GATHERED = {**whole_losses.GATHERED, **batch_statistics.GATHERED}
+
+
+@pytest.mark.parametrize(("name", "size", "strategy"), each_once(GATHERED, SETTINGS))
+def test_what_cannot_be_put_together(pool: Pool, name: str, size: int, strategy: str) -> None:
+    division = [counts[:size] for counts in DIVISION]
+    loss = whole_losses.GATHERED.get(name, name)
+    for far, _, said in pool.run(size, batch_statistics.train, loss, division, strategy):
+        assert far < 1e-10
+        assert not said
 
 
 def test_a_batch_of_one_row_and_one_of_none(pool: Pool) -> None:

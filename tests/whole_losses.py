@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from batch_statistics import OUTPUTS, Loss
@@ -120,13 +122,59 @@ def _many_columns(model: nn.Module, x: T, y: T, v: T) -> T:
     return (z.T @ z / len(x)).square().mean()
 
 
-OWN: dict[str, Loss] = {
+def _equal_shares(model: nn.Module, x: T, y: T, v: T) -> T:
+    """Caron et al. 2020 (SwAV), as published: assignments of which all clusters get as many."""
+    scores = model(x - 100)
+    with torch.no_grad():
+        shares = torch.exp(scores.detach() / 0.3).t()
+        clusters, rows = shares.shape
+        shares /= torch.sum(shares)
+        for _ in range(3):
+            shares /= torch.sum(shares, dim=1, keepdim=True)
+            shares /= clusters
+            shares /= torch.sum(shares, dim=0, keepdim=True)
+            shares /= rows
+        shares *= rows
+    return -(shares.t() * F.log_softmax(scores + y, 1)).sum(1).mean()
+
+
+def _sharpened(model: nn.Module, x: T, y: T, v: T) -> T:
+    """Xie et al. 2016 (DEC): targets by how many rows a cluster has."""
+    found = model(x - 100).softmax(1)
+    weight = found**2 / found.sum(0)
+    target = (weight.t() / weight.sum(1)).t().detach()
+    return F.kl_div(found.log(), target, reduction="batchmean")
+
+
+def _decorrelated(model: nn.Module, x: T, y: T, v: T) -> T:
+    """Huang et al. 2018 and Siarohin et al. 2018: rows are whitened, with gradients."""
+    z = model(x - 100)
+    z = z - z.mean(0, keepdim=True)
+    covariance = z.T @ z / (z.shape[0] - 1) + 0.1 * torch.eye(z.shape[1]).double()
+    return (z @ torch.inverse(torch.linalg.cholesky(covariance)).T - y).square().mean()
+
+
+def _said_often(model: Any, x: T, y: T, v: T) -> T:
+    """Wang et al. 2023 (FreeMatch): shares of classes that a model says, followed slowly."""
+    scores = model(x - 100)
+    with torch.no_grad():
+        counts = torch.bincount(scores.argmax(1), minlength=y.shape[1]).double()
+        model.counts.copy_(0.9 * model.counts + 0.1 * counts / counts.sum())
+    weights = (1 + model.counts).reciprocal()
+    return (scores.log_softmax(1).mean(0) * weights / weights.sum()).sum().neg()
+
+
+GATHERED: dict[str, Loss] = {
     "many columns": _many_columns,
     "root": _root,
     "unit columns": _unit_columns,
     "in a view": _in_a_view,
+    "equal shares": _equal_shares,
+    "sharpened": _sharpened,
+    "decorrelated": _decorrelated,
+    "said often": _said_often,
 }
-"""Those that stay each worker's own, which is told."""
+"""Of numbers that workers cannot put together of their own ones: their rows are sent."""
 
 
 def ordered(model: nn.Module, x: T, y: T, v: T) -> T:

@@ -101,7 +101,11 @@ class Inputs:
         python = self.python
         return (
             *(
-                GraphInput("state", leaf.name, differentiated=leaf.value.requires_grad)
+                GraphInput(
+                    *("state", leaf.name),
+                    differentiated=leaf.value.requires_grad,
+                    saved=leaf.kind == "buffer",
+                )
                 for leaf in self.tensors
             ),
             *(GraphInput("number", leaf.name, number=True) for leaf in self.numbers),

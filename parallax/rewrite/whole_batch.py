@@ -34,9 +34,14 @@ def over_whole_batches(batches: Batches) -> Pass:
 
 
 def layout_of(step: StepGraph) -> str:
-    """What a step sends to compare rows; nothing if it compares none."""
+    """What a step sends to compare rows, or to count them; nothing if it does neither."""
     wanted = step.graph.find_nodes(op="call_function", target=WHOLE_ROWS)
-    return "; ".join(map(str, map(_described, wanted)))
+    counts = [
+        "their number"
+        for one in step.graph.find_nodes(op="call_function", target=count_rows)
+        if one.users
+    ]
+    return "; ".join([*map(str, map(_described, wanted)), *counts])
 
 
 def _gather(batches: Batches, work: Rewriting) -> None:

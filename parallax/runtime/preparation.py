@@ -316,7 +316,7 @@ class Preparation:
         except ModelError:
             logger.debug("how many rows a batch has is no symbol", exc_info=True)
             return None, Refused(ROWS_ARE_A_NUMBER)
-        return of_whole_batch(step, self._world.size)
+        return of_whole_batch(step)
 
     def _with_numbers(
         self,

@@ -216,8 +216,8 @@ def all_compare_rows(world: World, step: StepGraph | None) -> bool:
         why = "the step's Python decides by values of the batch"
     if own and why:
         logger.warning(
-            "rows of the batch are compared with each other, and each worker compares those of its "
-            "own batch alone, as %s%s",
+            "rows of the batch are compared with each other or kept, and each worker takes those "
+            "of its own batch alone, as %s%s",
             why,
             _where(step),
         )

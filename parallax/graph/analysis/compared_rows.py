@@ -9,6 +9,7 @@ two rows to the last gradient of one is to be computed of all batches, on every 
 from __future__ import annotations
 
 import collections
+import operator
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from parallax.graph.analysis.compute import computes_much, operations
 from parallax.graph.analysis.coupled import LINEAR
 from parallax.graph.analysis.cut_off import cut_off
 from parallax.graph.analysis.how_many import expression, product
+from parallax.graph.analysis.kept_rows import kept_rows
 from parallax.graph.analysis.loss_terms import SHAPES, SIZES, losses, made_of
 from parallax.graph.analysis.mixed_rows import Mixing, following, is_narrow
 from parallax.graph.analysis.row_places import (
@@ -30,6 +32,7 @@ from parallax.graph.analysis.row_places import (
     shape_of,
     tensor_of,
 )
+from parallax.graph.analysis.totals import numbers_left_alone
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.operations import (
     gradient_of,
@@ -96,31 +99,41 @@ class ComparedRows:
         self._order = {node: place for place, node in enumerate(step.graph.nodes)}
         self._follows = following(step)
         self._mixing = Mixing(step, self.sizes, self._follows)
+        self._sized: dict[Node, bool] = {}
+        kept = kept_rows(step, self.sizes, self._follows, self.is_sized)
         marked = step.graph.find_nodes(op="call_function", target=marks.GRADIENT)
-        self._relevant = made_of([one for node in marked for one in node.all_input_nodes])
-        self._relevant |= made_of(loss for loss, _ in losses(step.graph))
-        self._first = {
+        trained = [one for node in marked for one in node.all_input_nodes]
+        self._relevant = made_of([*trained, *kept, *(loss for loss, _ in losses(step.graph))])
+        compared = {
             node
             for node in step.graph.nodes
             if node in self._follows
             and node in self._relevant
             and (self.sizes.are_pairs(node) or self._mixing.mixes(node))
         }
+        left = numbers_left_alone(step, by_rows=True)
         # What the batch brings of each two rows, such as an adjacency, is of this worker's alone.
-        if not self._first or any(map(self.sizes.are_pairs, step.given())):
+        if not (compared or kept or left) or any(map(self.sizes.are_pairs, step.given())):
             return
         self._begin()
         self._writers = self._who_writes()
         self._cut_off = cut_off(step.graph)
         self._places = all_places(step, self.sizes, self._follows)
-        self._sized: dict[Node, bool] = {}
+        self.refused = self._look_for({*compared, *kept}, left)
+        if self.refused is not None and left:  # these are told of elsewhere
+            self.refused = self._look_for({*compared, *kept})
+
+    def _look_for(self, first: Collection[Node], numbers: Collection[Node] = ()) -> Refused | None:
+        """See what these lead to, and numbers of this worker's batch; why it cannot be."""
         try:
+            self._first = {*first, *self._made_of_rows(numbers)}
             while not self._found():
                 pass
             self._refuse_most_of_a_model()
         except _RefusedError as error:
-            self.refused = error.refused
             self._begin()
+            return error.refused
+        return None
 
     def _refuse_most_of_a_model(self) -> None:
         """What follows from compared rows is computed by every worker: that may be too much."""
@@ -230,6 +243,7 @@ class ComparedRows:
         if rows and any(map(_is_place, given)):
             return True
         shifts = with_gradient(node).intersection(given) - self._cut_off
+        shifts = {one for one in shifts & self._mixing.of_model if one.meta.get("autograd") == "on"}
         if not rows or not shifts or node not in self._relevant:
             self._add_mixed(node, node.all_input_nodes)
             return False
@@ -261,6 +275,15 @@ class ComparedRows:
         Raises:
             _AgainError: what they follow from is to be looked through anew.
         """
+        more = self._made_of_rows(numbers)
+        if more:
+            if more <= self._first:
+                raise _RefusedError(next(iter(more)), "it follows from itself")
+            self._first |= more
+            raise _AgainError
+
+    def _made_of_rows(self, numbers: Iterable[Node]) -> set[Node]:
+        """What first makes numbers of rows of this worker's batch, for these."""
         queue, seen = list(numbers), set()
         more: set[Node] = set()
         for node in queue:
@@ -270,17 +293,14 @@ class ComparedRows:
                 continue
             seen.add(node)
             rows = [one for one in given if self.sizes.dims(one)]
-            if node in self._gradients or any(map(self._is_wide, rows)) or computes_much(node):
+            is_layer = computes_much(node) and any(map(self._is_plain, node.all_input_nodes))
+            if node in self._gradients or any(map(self._is_wide, rows)) or is_layer:
                 why = "it is computed with a number of each worker's batch"
                 raise _RefusedError(node, why)
             if rows:
                 more.add(node)
             queue += [one for one in given if one not in rows]
-        if more:
-            if more <= self._first:
-                raise _RefusedError(next(iter(more)), "it follows from itself")
-            self._first |= more
-            raise _AgainError
+        return more
 
     def _is_wide(self, node: Node) -> bool:
         return is_tensor(node) and not is_narrow(node, self.sizes)
@@ -323,6 +343,8 @@ class ComparedRows:
         if node.op != "call_function":
             return False
         is_heavy = computes_much(node) or is_random(node) or node in self._gradients
+        if node.target is operator.getitem and node.args[0] in self.copied:
+            return True
         if _has_several(node):
             return not is_heavy
         if node in self._mixing.ordered:
@@ -387,7 +409,8 @@ class ComparedRows:
         writers: dict[Node, list[Node]] = collections.defaultdict(list)
         for node in self._step.graph.nodes:
             for one in written_inputs(node):
-                writers[memory_of(one)].append(node)
+                if memory_of(one).op != "placeholder":  # state is the same on all workers
+                    writers[memory_of(one)].append(node)
         return writers
 
 

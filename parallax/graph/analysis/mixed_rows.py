@@ -12,9 +12,11 @@ from torch.fx import Node
 
 from parallax.graph.analysis.compute import computes_much
 from parallax.graph.analysis.how_many import expression
+from parallax.graph.analysis.kept_rows import has_row_places, kept_rows, may_keep_rows
 from parallax.graph.analysis.loss_terms import SHAPES, from_batch, losses, made_of
 from parallax.graph.analysis.reductions import dim_of, reduced_dims
 from parallax.graph.analysis.row_places import PARTS, RowSizes, is_tensor, shape_of
+from parallax.graph.analysis.totals import numbers_left_alone
 from parallax.graph.common.operations import gradient_of, is_call, is_random
 from parallax.graph.common.sizes import sizes_of
 from parallax.graph.step_graph import StepGraph
@@ -57,18 +59,27 @@ _EXTREMES = {
 _MEDIANS = {aten.median.default, aten.nanmedian.default}
 _TAKEN = {aten.gather.default, aten.index.Tensor, aten.index_select.default, aten.take.default}
 """What takes some by their places: of rows in order, such as a quantile."""
+_DISTINCT = {aten._unique2.default, aten.unique_dim.default}
+_COUNTS = 2
+"""Of their results, how often each is there."""
 _SORTS = {aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable}
 _MOST_BYTES = 2**16
 """Of each row that are sent to all workers to find the largest of all, or the like."""
 
 
 def may_compare_rows(step: StepGraph) -> bool:
-    """Whether a step may compare rows, as far as it is known.
+    """Whether a step may compare rows, or keep them for later steps, as far as it is known.
 
     Args:
         step: as it was captured. If that is for one size of batch, sizes may be equal by chance.
     """
-    return not all(isinstance(one, int) for one in step.rows) or compared_first(step) is not None
+    if not all(isinstance(one, int) for one in step.rows):
+        return True
+    if len({*step.rows}) != 1:
+        return False
+    sizes, follows = RowSizes(step.rows[0]), following(step)
+    may = compared_first(step) is not None or may_keep_rows(step, sizes, follows)
+    return may or bool(numbers_left_alone(step, by_rows=True))
 
 
 def compared_first(step: StepGraph) -> Node | None:
@@ -85,6 +96,15 @@ def compared_first(step: StepGraph) -> Node | None:
     nodes = [node for node in step.graph.nodes if node in relevant and node in follows]
     of_all = Mixing(step, sizes, follows)
     return next((n for n in nodes if _widens(n, sizes, follows) or of_all.mixes(n)), None)
+
+
+def kept_first(step: StepGraph) -> Node | None:
+    """The same of what keeps rows of the batch for later steps."""
+    if len({expression(one) for one in step.rows}) != 1:
+        return None
+    sizes, follows = RowSizes(step.rows[0]), following(step)
+    kept = kept_rows(step, sizes, follows, lambda _: False)
+    return next((node for node in kept if not has_row_places(node, sizes)), None)
 
 
 def _widens(node: Node, sizes: RowSizes, follows: Collection[Node]) -> bool:
@@ -135,7 +155,7 @@ class Mixing:
             for node, item in zip(step.own_placeholders(), step.inputs, strict=True)
             if item.kind == "state" and item.differentiated
         }
-        self._of_model = trained
+        self.of_model = trained
         """What follows from parameters: of data alone, nobody wants gradients."""
         self.ordered: set[Node] = set()
         """What follows from the order of all rows, by numbers that have fractions."""
@@ -153,6 +173,9 @@ class Mixing:
         source: Any = made.args[0] if made.args else None
         if not is_tensor(source) or source not in self._follows:
             return False
+        if made.target in _DISTINCT:  # each row follows from how many there are like it
+            counts = node is not made and bool(node.args[1] == _COUNTS)
+            return counts and bool(self._sizes.dims(source))
         value = source.meta["val"]
         # Of several dimensions that grow, as far as is known, rows lie along the first.
         dims = self._sizes.dims(source)
@@ -173,7 +196,7 @@ class Mixing:
 
     def _has_gradient(self, node: Node) -> bool:
         number = node.meta.get("forward", -1)
-        if node not in self._of_model or number not in self._calls:
+        if node not in self.of_model or number not in self._calls:
             return False
         return is_call(node, number, self._calls[number])
 

@@ -64,6 +64,12 @@ class RowSizes:
         times = one / self._rows
         return int(times) if times.is_Integer else None
 
+    def has_all(self, size: int | torch.SymInt) -> bool:
+        """Whether a size is a multiple of the rows."""
+        if isinstance(self._rows, int):
+            return self.grows(size)
+        return self.times(size) is not None
+
     def grows(self, size: int | torch.SymInt) -> bool:
         """Whether a size follows from the rows, or from values, as that of a selection."""
         one = expression(size)

@@ -41,6 +41,7 @@ class Statistics:
         follows: these, and what follows from one.
         uses: what is computed of them, and by what of the loss or the state it is used.
         left: what is used of others, which stay each worker's own.
+        others: what follows from numbers that workers cannot put together.
         scaled: those whose gradients need a factor.
         rounds: those that are needed, in the order of the graph. Those of one round follow from
             nothing that is computed with others of it, or of later ones. Of the first one are
@@ -58,6 +59,25 @@ class Statistics:
     sizes: Mapping[Node, Size] = field(default_factory=dict)
     """What numbers are multiplied with or divided by, where that has to be the size of the whole
     batch."""
+    others: Collection[Node] = ()
+
+    def origins(self, values: Collection[Node]) -> set[Node]:
+        """The first numbers of the batch that values follow from, or they themselves."""
+        found: set[Node] = set()
+        queue, seen = [*values], set()
+        while queue:
+            node = queue.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            inputs = [one for one in node.all_input_nodes if self._is_number(one)]
+            queue += inputs
+            if not inputs:
+                found.add(node)
+        return found
+
+    def _is_number(self, node: Node) -> bool:
+        return node in self.follows or node in self.others
 
     def following(self, values: Collection[Node]) -> set[Node]:
         """What values are computed of, as far as it follows from a statistic, with these."""
@@ -128,6 +148,7 @@ def statistics(
         tuple(coupled.scaled),
         found.divide,
         {**found.degrees.sizes, **coupled.sizes},
+        numbers.others,
     )
 
 
@@ -181,8 +202,8 @@ def _leaves(step: StepGraph) -> Iterator[tuple[Node, GraphInput]]:
 
 
 def _kept(step: StepGraph, trained: Collection[Node], new: Iterable[tuple[Node, str]]) -> set[Node]:
-    """The state that gradients follow from: of this call, or by what the step makes of it, of later
-    ones.
+    """Buffers, and the state that gradients follow from: of this call, or by what the step makes of
+    it, of later ones.
 
     Args:
         step: as it was captured.
@@ -198,7 +219,7 @@ def _kept(step: StepGraph, trained: Collection[Node], new: Iterable[tuple[Node, 
         for one in written_inputs(node):
             makers[memory_of(one)].append(node)
     found: set[Node] = set()
-    queue = list(trained)
+    queue = [*trained, *(node for node, item in _leaves(step) if item.saved)]
     while queue:
         node = queue.pop()
         if node not in found:

@@ -74,7 +74,20 @@ def means_left_alone(
     step: StepGraph, variables: Collection[str], batches: Batches
 ) -> SourceLine | None:
     """Where a mean over some of the batch stays this worker's own, since a loss is no sum of it."""
-    of_batch = BatchElements(step, _changing(step, variables))
+    left = _means_left_alone(step, BatchElements(step, _changing(step, variables)), batches)
+    return next((line_of(node) for node in step.graph.nodes if node in left), None)
+
+
+def numbers_left_alone(step: StepGraph, by_rows: bool) -> set[Node]:
+    """Means over some of the batch, and what other numbers of it are first made of, which workers
+    cannot put together of their own ones."""
+    trained = {item.name for item in step.inputs if item.differentiated}
+    of_batch = BatchElements(step, _changing(step, trained))
+    found = statistics(step, of_batch, divisors(step, of_batch), by_rows)
+    return {*found.origins(found.left), *_means_left_alone(step, of_batch, Batches(by_rows))}
+
+
+def _means_left_alone(step: StepGraph, of_batch: BatchElements, batches: Batches) -> set[Node]:
     terms = {node for one in _totals(step, of_batch, batches) for node in one.terms}
     known = terms.union(*(node.all_input_nodes for node in terms))  # a sum of quotients
     # Which are of all batches.
@@ -83,7 +96,7 @@ def means_left_alone(
     known |= whole.following([value for value, _ in whole.uses])
     left = set(parts_of_others(step, of_batch, batches.leave_out))
     left.update(means_of_others(step, of_batch, batches.by_rows))
-    return next((line_of(node) for node in step.graph.nodes if node in left - known), None)
+    return left - known
 
 
 def sums_by_inputs(step: StepGraph, variables: Collection[str]) -> SourceLine | None:

@@ -33,6 +33,8 @@ class GraphInput:
     nothing if it is in none."""
     differentiated: bool = False
     """Of the state, a tensor that requires a gradient."""
+    saved: bool = False
+    """Of the state, a buffer of a module: evaluation may use it, whether the step does or not."""
 
 
 @dataclass(frozen=True)

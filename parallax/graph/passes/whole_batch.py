@@ -1,4 +1,4 @@
-"""Compute of all workers' batches what compares their rows with each other.
+"""Compute of all workers' batches what compares their rows with each other, or keeps them.
 
 On every worker: rows are sent where they are compared first, so that nothing has to be sent on the
 way back. There, gradients of pairs of rows give gradients of all rows, of which each worker goes on
@@ -16,7 +16,7 @@ from torch.fx import Node
 from parallax.graph.analysis.compared_rows import ComparedRows, Refused
 from parallax.graph.analysis.how_many import expression as known
 from parallax.graph.analysis.loss_terms import SIZES
-from parallax.graph.analysis.mixed_rows import compared_first
+from parallax.graph.analysis.mixed_rows import compared_first, kept_first
 from parallax.graph.analysis.row_places import Places
 from parallax.graph.common.torch_internals import expression
 from parallax.graph.common.user_code import line_of
@@ -31,15 +31,14 @@ logger = logging.getLogger("parallax")
 ROWS_ARE_A_NUMBER = "how many rows a batch has is asked for as a number"
 
 
-def of_whole_batch(step: StepGraph, workers: int) -> tuple[StepGraph | None, Refused | None]:
+def of_whole_batch(step: StepGraph) -> tuple[StepGraph | None, Refused | None]:
     """The same step, with what compares rows computed of all workers' batches.
 
     Args:
         step: captured with a symbol for how many rows the batch has. It stays as it is.
-        workers: how many there are.
 
     Returns:
-        None if it compares no rows, or they cannot be those of all, and why they cannot.
+        None if it compares and keeps no rows, or they cannot be those of all, and why they cannot.
     """
     if all(isinstance(known(one), int) for one in step.rows):
         return None, Refused(ROWS_ARE_A_NUMBER)
@@ -48,7 +47,7 @@ def of_whole_batch(step: StepGraph, workers: int) -> tuple[StepGraph | None, Ref
     if found.refused is not None or not found.whole:
         return None, found.refused
     try:
-        _Rewritten(made, found, workers).run()
+        _Rewritten(made, found).run()
     except Exception as error:  # what PyTorch says of sizes may be anything
         logger.debug("what compares rows is each worker's own", exc_info=True)
         first, *_ = [*str(error).splitlines(), type(error).__name__]
@@ -64,12 +63,14 @@ def noted(step: StepGraph, refused: Refused | None) -> StepGraph:
         step: it.
         refused: why; None if it compares none.
     """
-    node = compared_first(step) if refused is None or refused.node is None else refused.node
-    if refused is not None and node is not None:
+    if refused is None:
+        return step
+    node = refused.node or compared_first(step) or kept_first(step)
+    if node is not None:
         step.notes.append(
             "rows of the batch are compared with each other (in-batch negatives, distances of "
-            "pairs, the largest of all), and each worker compares those of its own batch alone, "
-            f"as {refused.why} ({line_of(node)})"
+            "pairs, the largest of all) or kept (queues, banks of features), and each worker takes "
+            f"those of its own batch alone, as {refused.why} ({line_of(node)})"
         )
     return step
 
@@ -77,7 +78,7 @@ def noted(step: StepGraph, refused: Refused | None) -> StepGraph:
 class _Rewritten:
     """Puts copies of what is computed of all rows into a graph, in place of the worker's own."""
 
-    def __init__(self, step: StepGraph, found: ComparedRows, workers: int) -> None:
+    def __init__(self, step: StepGraph, found: ComparedRows) -> None:
         self._step = step
         self._graph = step.graph
         self._found = found
@@ -93,8 +94,8 @@ class _Rewritten:
         first = next(node for node in self._graph.nodes if node.op != "placeholder")
         with self._graph.inserting_before(first):
             self._count = self._graph.call_function(count_rows)
-        hint = workers * rows.node.hint
-        self._count.meta["val"] = step.sizes.another("rows of all batches", hint)
+        # It stands for as many rows as all first batches have.
+        self._count.meta["val"] = step.sizes.another("rows of all batches", rows.node.hint)
         self._symbol = rows.node.expr
         self._mode = self._batch.meta["val"].fake_mode
 

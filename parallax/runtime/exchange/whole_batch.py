@@ -74,9 +74,9 @@ class WholeBatch:
         if differing:
             raise DisagreementError(
                 f"Worker {self._world.rank} and worker {differing[0]} are not running the same "
-                "step: its Python decides whether rows of the batch are compared with each other, "
-                f"or which{self._where()}. Nothing was updated.",
-                hint="compare rows in all steps alike, whatever the batch: choose with "
+                "step: its Python decides whether rows of the batch are compared with each other "
+                f"or kept, or which{self._where()}. Nothing was updated.",
+                hint="compare and keep rows in all steps alike, whatever the batch: choose with "
                 "torch.where, or multiply what is left out by zero.",
             )
 
