@@ -449,11 +449,11 @@ GATHERED: dict[str, Loss] = {
     "of a sum": lambda m, x, y, v: (_each(m(x), y) * y.sum().log()).mean(),
     "norm": lambda m, x, y, v: (_each(m(x), y)[:, 0] * v / v.norm()).mean(),
     "norm with a gradient": lambda m, x, y, v: (m(x) / m(x).norm()).abs().mean(),
+    "selected": lambda m, x, y, v: m(x)[v > v.mean()].square().mean(),
 }
 """Of numbers that workers cannot put together of their own ones: their rows are sent."""
 LEFT: dict[str, Loss] = {
     "share": _share,
-    "selected": lambda m, x, y, v: m(x)[v > v.mean()].square().mean(),
 }
 """Which stay each worker's own, and are told."""
 WITHOUT: dict[str, Loss] = {

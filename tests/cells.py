@@ -83,6 +83,7 @@ THINNED = {
     "test_in_parts.py::test_numbers_are_those_of_one_device": 4,
     "test_indexing.py::test_compiled_regions_know_no_places": 2,
     "test_indexing.py::test_one_graph_holds_for_all_places": 2,
+    "test_kept_rows.py::test_the_state_of_one_device": 2,
     "test_late.py::test_examples": 2,
     "test_late.py::test_numbers_are_those_of_one_device": 2,
     "test_late.py::test_without_tables_the_last_bucket_is_not_late": 2,
@@ -102,6 +103,7 @@ THINNED = {
     "test_weights.py::test_all_workers_count_in_the_same_way": 2,
     "test_weights.py::test_workers_may_go_backward_in_several_numbers_of_pieces": 2,
     "test_weights.py::test_workers_may_make_gradients_in_another_order": 2,
+    "test_whole_losses.py::test_what_cannot_be_put_together": 2,
 }
 """By test, of how many of its cells the usual suite runs one; the long checks run the rest. These
 took longest when the suite took more than its fifteen minutes."""

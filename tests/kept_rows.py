@@ -46,6 +46,7 @@ class Model(nn.Module):
         self.register_buffer("var", torch.ones(WIDTH, **kinds))
         self.found, self.spread, self.rows = self.mean.clone(), self.var.clone(), 1e-4
         self.recent = torch.zeros(24, FEATURES, **kinds)
+        self.lanes = torch.zeros(ITEMS, FEATURES, **kinds)
 
 
 def _follow(m: Any, share: float = 0.9) -> None:
@@ -160,6 +161,16 @@ def _unbiased(m: Any, x: T, other: T, y: T, items: T) -> T:
     return F.cross_entropy(m.head(m.encoder((x - mean) / (var + m.var).sqrt())), y)
 
 
+def _normed(m: Any, x: T, other: T, y: T, items: T) -> T:
+    """The same of what a model makes, with gradients."""
+    z = m.encoder(x)
+    mean, var, rows = z.mean(0), z.var(0, unbiased=False), z.shape[0]
+    with torch.no_grad():
+        m.bank[0] = 0.9 * m.bank[0] + 0.1 * mean
+        m.bank[1] = 0.9 * m.bank[1] + 0.1 * var * rows / (rows - 1)
+    return F.cross_entropy(m.head((z - mean) / (var + 1e-3).sqrt()), y)
+
+
 def _counted(m: Any, x: T, other: T, y: T, items: T) -> T:
     """A weight that grows with the rows that were seen."""
     m.count += len(x)
@@ -179,6 +190,17 @@ def _centres(m: Any, x: T, other: T, y: T, items: T) -> T:
     return loss
 
 
+def _for_evaluation(m: Any, x: T, other: T, y: T, items: T) -> T:
+    """Numbers in buffers that no gradient follows from: confusions of classes, and medians."""
+    scores = m.head(m.encoder(x))
+    with torch.no_grad():
+        found = y * CLASSES + scores.argmax(1)
+        confusions = torch.bincount(found, minlength=CLASSES**2).view(CLASSES, CLASSES)
+        m.targets[:CLASSES] += confusions
+        m.mean.copy_(0.9 * m.mean + 0.1 * x.median(0)[0])
+    return F.cross_entropy(scores, y)
+
+
 LOSSES: dict[str, Loss] = {
     "queue with a pointer": _queued,
     "queue put together": _nearest,
@@ -190,8 +212,10 @@ LOSSES: dict[str, Loss] = {
     "moments in buffers": _moments,
     "moments in attributes": _moments_of_attributes,
     "unbiased variance": _unbiased,
+    "normed by hand": _normed,
     "rows counted": _counted,
     "centres": _centres,
+    "for evaluation": _for_evaluation,
 }
 """Whose state is that of one device."""
 
@@ -202,6 +226,23 @@ def _recurrent(m: Any, x: T, other: T, y: T, items: T) -> T:
     hidden = torch.tanh(m.encoder(x) + before)
     m.hidden = hidden.detach()
     return F.cross_entropy(m.head(hidden), y)
+
+
+def _begun_anew(m: Any, x: T, other: T, y: T, items: T) -> T:
+    """A state that is set to zeros for the next step."""
+    hidden = torch.tanh(m.encoder(x) + getattr(m, "before", 0))
+    m.before = torch.zeros(len(x), FEATURES, dtype=x.dtype)
+    return F.cross_entropy(m.head(hidden), y)
+
+
+def _with_lanes(m: Any, x: T, other: T, y: T, items: T) -> T:
+    """A state with a row for each of the largest batch."""
+    rows = x.shape[0]
+    hidden = torch.tanh(m.encoder(x) + m.lanes[:rows].clone())
+    loss = F.cross_entropy(m.head(hidden), y)
+    with torch.no_grad():
+        m.lanes[:rows] = hidden
+    return loss
 
 
 def _looked_at(m: Any, x: T, other: T, y: T, items: T) -> T:
@@ -221,7 +262,12 @@ def _one_by_one(m: Any, x: T, other: T, y: T, items: T) -> T:
 
 TOLD: dict[str, Loss] = {"one by one": _one_by_one}
 """Whose state is this worker's own, which is told."""
-OWN: dict[str, Loss] = {"recurrent": _recurrent, "looked at": _looked_at}
+OWN: dict[str, Loss] = {
+    "recurrent": _recurrent,
+    "with lanes": _with_lanes,
+    "begun anew": _begun_anew,
+    "looked at": _looked_at,
+}
 """Whose state is this worker's own, and sends nothing."""
 
 

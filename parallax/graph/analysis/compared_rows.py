@@ -23,16 +23,17 @@ from parallax.graph.analysis.cut_off import cut_off
 from parallax.graph.analysis.how_many import expression, product
 from parallax.graph.analysis.kept_rows import kept_rows
 from parallax.graph.analysis.loss_terms import SHAPES, SIZES, losses, made_of
-from parallax.graph.analysis.mixed_rows import Mixing, following, is_narrow
+from parallax.graph.analysis.mixed_rows import Mixing, following
 from parallax.graph.analysis.row_places import (
     Places,
     RowSizes,
     all_places,
+    is_narrow,
     is_tensor,
     shape_of,
     tensor_of,
 )
-from parallax.graph.analysis.totals import numbers_left_alone
+from parallax.graph.analysis.totals import own_numbers
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.operations import (
     gradient_of,
@@ -100,7 +101,9 @@ class ComparedRows:
         self._follows = following(step)
         self._mixing = Mixing(step, self.sizes, self._follows)
         self._sized: dict[Node, bool] = {}
-        kept = kept_rows(step, self.sizes, self._follows, self.is_sized)
+        left, self._known = own_numbers(step, by_rows=True)
+        kept = kept_rows(step, self.sizes, self._follows, self.is_sized, self._known)
+        self._kept = {*kept}
         marked = step.graph.find_nodes(op="call_function", target=marks.GRADIENT)
         trained = [one for node in marked for one in node.all_input_nodes]
         self._relevant = made_of([*trained, *kept, *(loss for loss, _ in losses(step.graph))])
@@ -111,7 +114,6 @@ class ComparedRows:
             and node in self._relevant
             and (self.sizes.are_pairs(node) or self._mixing.mixes(node))
         }
-        left = numbers_left_alone(step, by_rows=True)
         # What the batch brings of each two rows, such as an adjacency, is of this worker's alone.
         if not (compared or kept or left) or any(map(self.sizes.are_pairs, step.given())):
             return
@@ -126,7 +128,8 @@ class ComparedRows:
     def _look_for(self, first: Collection[Node], numbers: Collection[Node] = ()) -> Refused | None:
         """See what these lead to, and numbers of this worker's batch; why it cannot be."""
         try:
-            self._first = {*first, *self._made_of_rows(numbers)}
+            self._left = self._made_of_rows(numbers)
+            self._first = {*first, *self._left}
             while not self._found():
                 pass
             self._refuse_most_of_a_model()
@@ -158,6 +161,8 @@ class ComparedRows:
         """By PyTorch's number of an operation, what is computed of all rows."""
         self._mixed: set[Node] = set()
         """Sums of numbers of all rows and of numbers of this worker's own."""
+        self._of_left: set[Node] = set()
+        """What follows from numbers that may be sums: divided by one, a sum is a mean."""
         self._own: set[Node] = set()
         """Gradients of own rows, which count as often as other workers have rows."""
 
@@ -204,10 +209,13 @@ class ComparedRows:
             self._add_mixed(node, inputs)
         if node not in self._first and not self._is_of_whole(node, inputs, own):
             return
-        self._have_whole(one for one in own if self._is_number(one))
+        if node not in self._kept:  # others put together what is kept
+            self._have_whole(one for one in own if self._is_number(one))
         if is_random(node):
             raise _RefusedError(node, _RANDOM)
         self.whole[node] = None
+        if node in self._left or any(one in self._of_left for one in inputs):
+            self._of_left.add(node)
         self._note_call(node)
         for one in inputs:
             self._bring(one, self._mixing.needs_order(node))
@@ -238,12 +246,13 @@ class ComparedRows:
 
     def _is_shifted(self, node: Node, given: Collection[Node], own: Collection[Node]) -> bool:
         """Whether rows are computed with a number of all rows whose gradient is a sum over all of
-        them. If it has none, each worker's rows are its own."""
+        them, or which may be a sum. Else each worker's rows are its own."""
         rows = [one for one in own if self.sizes.dims(one)]
         if rows and any(map(_is_place, given)):
             return True
         shifts = with_gradient(node).intersection(given) - self._cut_off
         shifts = {one for one in shifts & self._mixing.of_model if one.meta.get("autograd") == "on"}
+        shifts |= self._of_left.intersection(given)
         if not rows or not shifts or node not in self._relevant:
             self._add_mixed(node, node.all_input_nodes)
             return False
@@ -324,6 +333,10 @@ class ComparedRows:
                     self.copied.add(one)
                     queue += () if one.target in SIZES else one.all_input_nodes
                     queue += self._writers.get(memory_of(one), ())
+            elif self._is_number(one) and one.op == "call_function":
+                if one not in self._known:  # it may be computed with how many rows there are
+                    self.copied.add(one)
+                    queue += one.all_input_nodes
             elif self._is_copied(one, in_order):
                 if one in self._own:
                     raise _RefusedError(one, "gradients of rows are compared again")

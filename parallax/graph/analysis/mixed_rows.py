@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Collection
 from typing import Any
@@ -15,10 +14,9 @@ from parallax.graph.analysis.how_many import expression
 from parallax.graph.analysis.kept_rows import has_row_places, kept_rows, may_keep_rows
 from parallax.graph.analysis.loss_terms import SHAPES, from_batch, losses, made_of
 from parallax.graph.analysis.reductions import dim_of, reduced_dims
-from parallax.graph.analysis.row_places import PARTS, RowSizes, is_tensor, shape_of
-from parallax.graph.analysis.totals import numbers_left_alone
+from parallax.graph.analysis.row_places import PARTS, RowSizes, is_narrow, is_tensor, shape_of
+from parallax.graph.analysis.totals import own_numbers
 from parallax.graph.common.operations import gradient_of, is_call, is_random
-from parallax.graph.common.sizes import sizes_of
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -63,8 +61,6 @@ _DISTINCT = {aten._unique2.default, aten.unique_dim.default}
 _COUNTS = 2
 """Of their results, how often each is there."""
 _SORTS = {aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable}
-_MOST_BYTES = 2**16
-"""Of each row that are sent to all workers to find the largest of all, or the like."""
 
 
 def may_compare_rows(step: StepGraph) -> bool:
@@ -78,8 +74,10 @@ def may_compare_rows(step: StepGraph) -> bool:
     if len({*step.rows}) != 1:
         return False
     sizes, follows = RowSizes(step.rows[0]), following(step)
-    may = compared_first(step) is not None or may_keep_rows(step, sizes, follows)
-    return may or bool(numbers_left_alone(step, by_rows=True))
+    left, known = own_numbers(step, by_rows=True)
+    if left or compared_first(step) is not None:
+        return True
+    return may_keep_rows(step, sizes, follows, known)
 
 
 def compared_first(step: StepGraph) -> Node | None:
@@ -103,7 +101,7 @@ def kept_first(step: StepGraph) -> Node | None:
     if len({expression(one) for one in step.rows}) != 1:
         return None
     sizes, follows = RowSizes(step.rows[0]), following(step)
-    kept = kept_rows(step, sizes, follows, lambda _: False)
+    kept = kept_rows(step, sizes, follows, lambda _: False, follows)
     return next((node for node in kept if not has_row_places(node, sizes)), None)
 
 
@@ -229,10 +227,3 @@ class Mixing:
     def _along(node: Node, source: Node) -> int | None:
         count, dim = len(shape_of(source)), dim_of(node)
         return None if dim is None or not count else dim % count
-
-
-def is_narrow(node: Node, sizes: RowSizes) -> bool:
-    """Whether a tensor has few bytes for each row of the batch."""
-    value = node.meta["val"]
-    whole: int = value.element_size() * math.prod(sizes_of(value))
-    return whole <= _MOST_BYTES * max(sizes.count, 1)

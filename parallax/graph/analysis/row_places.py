@@ -11,7 +11,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.how_many import expression, product
-from parallax.graph.common.sizes import size_of
+from parallax.graph.common.sizes import size_of, sizes_of
 from parallax.graph.step_graph import StepGraph
 
 aten: Any = torch.ops.aten
@@ -26,6 +26,8 @@ PARTS = {
     aten.select.int,
 }
 """What takes a part of a dimension."""
+_MOST_BYTES = 2**16
+"""Of each row that are sent to all workers to find the largest of all, or the like."""
 _LARGE = 10**6
 """Rows by which it is told how a size grows with them."""
 
@@ -208,6 +210,13 @@ def tensor_of(node: Any) -> torch.Tensor | None:
     """The example value of a node, if it is a tensor."""
     value = node.meta.get("val") if isinstance(node, Node) else None
     return value if isinstance(value, torch.Tensor) else None
+
+
+def is_narrow(node: Node, sizes: RowSizes) -> bool:
+    """Whether a tensor has few bytes for each row of the batch."""
+    value = node.meta["val"]
+    whole: int = value.element_size() * math.prod(sizes_of(value))
+    return whole <= _MOST_BYTES * max(sizes.count, 1)
 
 
 def is_tensor(node: Any) -> bool:

@@ -78,13 +78,14 @@ def means_left_alone(
     return next((line_of(node) for node in step.graph.nodes if node in left), None)
 
 
-def numbers_left_alone(step: StepGraph, by_rows: bool) -> set[Node]:
+def own_numbers(step: StepGraph, by_rows: bool) -> tuple[set[Node], Collection[Node]]:
     """Means over some of the batch, and what other numbers of it are first made of, which workers
-    cannot put together of their own ones."""
+    cannot put together of their own ones; and numbers that they can."""
     trained = {item.name for item in step.inputs if item.differentiated}
     of_batch = BatchElements(step, _changing(step, trained))
     found = statistics(step, of_batch, divisors(step, of_batch), by_rows)
-    return {*found.origins(found.left), *_means_left_alone(step, of_batch, Batches(by_rows))}
+    left = {*found.origins(found.left), *_means_left_alone(step, of_batch, Batches(by_rows))}
+    return left, found.found
 
 
 def _means_left_alone(step: StepGraph, of_batch: BatchElements, batches: Batches) -> set[Node]:

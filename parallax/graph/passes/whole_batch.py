@@ -105,6 +105,7 @@ class _Rewritten:
             self._split_by_sizes(node)
         for node in list(self._graph.nodes):
             if node in found.gathered:
+                self._use(node)
                 self._gather(node, found.gathered[node])
             elif node in found.copied or node in found.whole:
                 self._copy(node)
