@@ -31,6 +31,9 @@ _PUT_TOGETHER = {
 }
 """What takes rows as they are."""
 
+_ENDS = {*SIZES, marks.GRADIENT}
+"""What does not follow from values of this worker's batch."""
+
 IsSized = Callable[[Node], bool]
 """Whether a node follows from how many rows the batch has, and from no values of it."""
 
@@ -165,7 +168,7 @@ class _KeptRows:
         while queue:
             one = queue.pop()
             is_of_size |= self._is_sized(one) and not self._has_places(one)
-            if one in seen or one in self._known or one.target in SIZES:
+            if one in seen or one in self._known or one.target in _ENDS:
                 continue
             if one.op != "call_function":
                 continue
