@@ -102,7 +102,8 @@ class Inputs:
         return (
             *(
                 GraphInput(
-                    *("state", leaf.name),
+                    "state",
+                    leaf.name,
                     differentiated=leaf.value.requires_grad,
                     saved=leaf.kind == "buffer",
                 )

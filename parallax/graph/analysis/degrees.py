@@ -170,15 +170,16 @@ class Degrees:
     def _keeps_degree(self, node: Node, inputs: Collection[Node]) -> bool:
         if node.target not in _ADDED | _BOUNDS:
             return False
-        others = [one for one in _flat(node.args) if one not in inputs and one is not None]
+        others = [one for one in flat(node.args) if one not in inputs and one is not None]
         numbers = [known_number(one) for one in others]
         return all(isinstance(one, int | float) and 0 <= one <= _SMALL for one in numbers)
 
 
-def _flat(arguments: Any) -> Iterator[Any]:
+def flat(arguments: Any) -> Iterator[Any]:
+    """The arguments of a node, also those in lists."""
     for one in arguments:
         if isinstance(one, list | tuple):
-            yield from _flat(one)
+            yield from flat(one)
         else:
             yield one
 

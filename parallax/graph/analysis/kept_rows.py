@@ -9,6 +9,7 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.batch_numbers import QUOTIENTS
+from parallax.graph.analysis.degrees import flat
 from parallax.graph.analysis.divided_by import known_number
 from parallax.graph.analysis.loss_terms import SIZES, losses, made_of
 from parallax.graph.analysis.row_places import PARTS, RowSizes, is_narrow, is_tensor, shape_of
@@ -95,7 +96,7 @@ def may_keep_rows(
     """
 
     def may_be_sized(node: Node) -> bool:
-        numbers = (one for one in _flat(node.args) if type(one) in (int, float))
+        numbers = (one for one in flat(node.args) if type(one) in (int, float))
         return any(one > 0 and one % max(sizes.count, 1) == 0 for one in numbers)
 
     return bool(kept_rows(step, sizes, follows, may_be_sized, known))
@@ -105,14 +106,6 @@ def has_row_places(node: Node, sizes: RowSizes) -> bool:
     """Whether state that a node writes has as many places as the batch has rows, as that of a
     recurrent network has."""
     return any(sizes.count in shape_of(memory_of(one)) for one in written_inputs(node))
-
-
-def _flat(arguments: Any) -> Iterator[Any]:
-    for one in arguments:
-        if isinstance(one, list | tuple):
-            yield from _flat(one)
-        else:
-            yield one
 
 
 def _is_assignment(node: Node) -> bool:
@@ -168,9 +161,8 @@ class _KeptRows:
         while queue:
             one = queue.pop()
             is_of_size |= self._is_sized(one) and not self._has_places(one)
-            if one in seen or one in self._known or one.target in _ENDS:
-                continue
-            if one.op != "call_function":
+            is_end = one.op != "call_function" or one.target in _ENDS or one in self._known
+            if one in seen or is_end:
                 continue
             seen.add(one)
             if any(map(self._has_rows, one.all_input_nodes)):
