@@ -298,7 +298,8 @@ class BatchNumbers:
             for one in matrices
         )
         second = matrices[1]
-        if not adds_up or not self._are_columns(second, (0,), shape, most):
+        are_few = all(isinstance(size, int) for size in shape) and math.prod(shape) <= most
+        if not adds_up or not are_few or not self._has_places(second):
             return None
         kind: Kind = "mean" if is_mean else "sum"
         return Statistic(node, kind, second, node, (0,), shape, ROWS if is_mean else None)
@@ -350,9 +351,12 @@ class BatchNumbers:
         return self._reduces_rows(source, dims, shape)
 
     def _reduces_rows(self, source: Node, dims: Collection[int], shape: Collection[Any]) -> bool:
-        whole = source.meta["val"].shape
         known = any(size in self._sizes for size in shape if isinstance(size, int))
-        return known and 0 in dims and self._of_batch.are_places(whole[0])
+        return known and 0 in dims and self._has_places(source)
+
+    def _has_places(self, source: Node) -> bool:
+        """Whether the first dimension is that of rows, or of all their places."""
+        return self._of_batch.are_places(source.meta["val"].shape[0])
 
     def _is_other(self, node: Node) -> bool:
         """Whether a node is a number of the batch, or of its columns, that is not found."""
