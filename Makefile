@@ -20,8 +20,8 @@ quickstart: $(VENV)/.ready  ## train the language model on two local workers
 test: $(VENV)/.ready  ## the whole suite but the long checks
 	$(PYTEST) -m "not long and not exhaustive"
 
-test-long: $(VENV)/.ready  ## the checks of several minutes each
-	$(PYTEST) -m long
+test-long: $(VENV)/.ready  ## the checks of several minutes each, or as many as LIMIT lets begin
+	$(PYTEST) -m long $(LIMIT)
 
 test-all: $(VENV)/.ready  ## everything, for hours
 	$(PYTEST)

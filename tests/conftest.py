@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 
 import pool as pools
@@ -22,6 +23,10 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 PATIENCE = 4
 """How many times as long a long check may take: other programs use such machines too."""
+
+
+DAYS = 5
+"""After how many days tests with a limit begin where they began before."""
 
 
 WITH_213 = {
@@ -46,6 +51,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="where workers of the pool compute, such as cuda:0, which all of them share; only "
         "tests that have such workers run then",
     )
+    parser.addoption(
+        "--minutes", type=float, help="begin no test after so many, and skip those that are left"
+    )
+    parser.addoption(
+        "--day",
+        type=int,
+        default=0,
+        help="of the year: those with a limit begin at another place on each, so that none is "
+        "always left out",
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,6 +80,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=f"torch {torch.__version__} {why}"))
         if item.get_closest_marker("long") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(PATIENCE * usual))
+
+
+class _Limited:
+    """Tests for as many minutes as there are, from another one on each day."""
+
+    def __init__(self, minutes: float, day: int) -> None:
+        self._end = time.monotonic() + 60 * minutes
+        self._day = day
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        first = self._day % DAYS * len(items) // DAYS
+        items[:] = [*items[first:], *items[:first]]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if time.monotonic() > self._end:
+            pytest.skip("no time is left")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give each process that runs tests their limit."""
+    if (minutes := config.getoption("--minutes")) is not None:
+        config.pluginmanager.register(_Limited(minutes, config.getoption("--day")))
 
 
 @pytest.fixture(autouse=True)
