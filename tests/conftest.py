@@ -58,8 +58,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--day",
         type=int,
         default=0,
-        help="of the year: those with a limit begin at another place on each, so that none is "
-        "always left out",
+        help="a number that is another one each day: with --minutes, tests begin at another place "
+        "by it, so that none is always left out",
     )
 
 

@@ -298,8 +298,7 @@ class BatchNumbers:
             for one in matrices
         )
         second = matrices[1]
-        are_few = all(isinstance(size, int) for size in shape) and math.prod(shape) <= most
-        if not adds_up or not are_few or not self._has_places(second):
+        if not adds_up or not _are_few(shape, most) or not self._has_places(second):
             return None
         kind: Kind = "mean" if is_mean else "sum"
         return Statistic(node, kind, second, node, (0,), shape, ROWS if is_mean else None)
@@ -342,13 +341,10 @@ class BatchNumbers:
         source: Node,
         dims: Collection[int],
         shape: Collection[Any],
-        most: float = MOST_COLUMNS,
     ) -> bool:
         """Whether what is not reduced are columns of the batch, as many as one number of a model:
         where they lie along another dimension, those of one are none of these."""
-        if not all(isinstance(size, int) for size in shape) or math.prod(shape) > most:
-            return False
-        return self._reduces_rows(source, dims, shape)
+        return _are_few(shape) and self._reduces_rows(source, dims, shape)
 
     def _reduces_rows(self, source: Node, dims: Collection[int], shape: Collection[Any]) -> bool:
         known = any(size in self._sizes for size in shape if isinstance(size, int))
@@ -448,6 +444,11 @@ def takes_value(node: Node, number: Node) -> bool:
     if node.target is aten.full.default:
         return number is node.args[1] and number not in node.args[0]  # type: ignore[operator]
     return torch.Tag.pointwise in node.target.tags and not is_view(node)
+
+
+def _are_few(shape: Collection[Any], most: float = MOST_COLUMNS) -> bool:
+    """Whether a tensor has no more elements than so many, whatever batch there is."""
+    return all(isinstance(size, int) for size in shape) and math.prod(shape) <= most
 
 
 def _whole_number(number: Any) -> int | torch.SymInt | None:
