@@ -395,6 +395,18 @@ def _slopes(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) ->
     return contrast + slope.square().sum()
 
 
+@_loss("as many as an expert takes")
+def _as_many(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Fedus et al. 2021 (Switch): what comes later to an expert is left as it is."""
+    a, b = model(i, j)
+    gates, experts = a[:, :KINDS].softmax(1).max(1)
+    chosen = F.one_hot(experts, KINDS)
+    capacity = int(1.0 * len(a) / KINDS)
+    places = torch.cumsum(chosen, 0) * chosen
+    gates = gates * ((places <= capacity).long() * chosen).sum(1)
+    return F.cross_entropy((a + gates[:, None] * b)[:, :KINDS], y)
+
+
 @_own("decided by values", "as the step's Python decides by values of the batch")
 def _decided(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     a, b = model(i, j)
@@ -416,6 +428,15 @@ def _by_places(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor)
     return (a[first] - a[second]).square().sum(1).mean()
 
 
+@_own("counted by Python", "as how many rows a batch has is asked for as a number")
+def _counted(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    a, b = model(i, j)
+    contrast = F.cross_entropy(a @ b.t() * model.scale, torch.arange(len(a)))
+    for place in range(len(a) // 3):
+        contrast = contrast + b[place : place + 1].square().mean()
+    return contrast
+
+
 @_alone("attention in a row")
 def _in_a_row(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     a, b = model(i, j)
@@ -431,6 +452,19 @@ def _in_order(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) 
     a, _ = model(i[order], j[order])
     back = order.argsort()
     return F.cross_entropy((a * lengths.double()[:, None])[back][:, :KINDS], y)
+
+
+@_alone("where bags begin")
+def _bags(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """By column, of flat rows."""
+    a, b = model(i, j)
+    lengths = 1 + torch.stack([i, j], 1) % 3
+    begin = lengths.cumsum(0) - lengths
+    flat = [
+        rows.repeat_interleave(counts, 0)[first]
+        for rows, counts, first in zip((a, b), lengths.unbind(1), begin.unbind(1), strict=True)
+    ]
+    return F.cross_entropy((flat[0] * flat[1])[:, :KINDS], y)
 
 
 @_alone("classes as many as rows")

@@ -17,6 +17,7 @@ from parallax.graph.objects.discovery import discover
 
 DIVISION = [(4, 4, 4), (6, 2, 3), (3, 5, 3)]
 SMALL = [(4, 4), (1, 7), (0, 5), (5, 2)]
+FEW = [(6, 2), (1, 7), (0, 5), (2, 6)]
 SETTINGS = [(2, "HYBRID"), (3, "HYBRID"), (2, "PS"), (3, "AR")]
 GATHERED = "rows of all batches"
 
@@ -34,6 +35,13 @@ def test_the_numbers_of_one_device(pool: Pool, name: str, size: int, strategy: s
 @pytest.mark.parametrize("name", ["CLIP", "chosen by masks", "two views in one pass", "uniformity"])
 def test_batches_of_one_row_and_of_none(pool: Pool, name: str) -> None:
     for far, _, _, said in pool.run(2, compared_training.train, name, SMALL, "HYBRID"):
+        assert far < 1e-12
+        assert not said
+
+
+@pytest.mark.parametrize("name", ["the largest three", "hard examples"])
+def test_a_worker_has_too_few_rows_for_itself(pool: Pool, name: str) -> None:
+    for far, _, _, said in pool.run(2, compared_training.train, name, FEW, "HYBRID"):
         assert far < 1e-12
         assert not said
 

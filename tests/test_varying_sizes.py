@@ -166,6 +166,32 @@ def test_returned_sizes_are_those_of_the_batch() -> None:
         assert (found["rows"], found["twice"]) == (rows, 2 * rows)
 
 
+def test_whole_numbers_of_sizes_stay_symbols() -> None:
+    torch.manual_seed(2)
+    model = nn.Linear(3, 1).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        kept = max(1, int(0.7 * len(x)))
+        each = model(x).square().sum(1).sort()[0]
+        loss = each[:kept].sum() / int(x.shape[0])
+        loss.backward()
+        optimizer.step()
+        return loss, kept
+
+    batches = [torch.randn(rows, 3, dtype=torch.float64) for rows in (4, 6, 5, 9, 8)]
+    before = copy.deepcopy(model.state_dict())
+    expected = [step(x) for x in batches]
+    model.load_state_dict(before)
+    runner = alone(step)
+    for x, (loss, kept) in zip(batches, expected, strict=True):
+        found = runner.run(x)
+        assert found[1] == kept
+        assert found[0].item() == pytest.approx(loss.item(), rel=1e-12)
+    assert runner._preparation.captures == 2
+
+
 def test_the_programs_used_last_are_kept() -> None:
     """The graph of many lengths stays while lengths come and go; forgotten ones are found by it."""
     model = nn.Embedding(10, 3)

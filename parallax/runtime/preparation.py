@@ -287,15 +287,25 @@ class Preparation:
             # This batch may have no row, and others many.
             made, refused = self._of_whole_batch(batch, named, varying, numbers, lent)
             return made or noted(capture(varying, numbers, lent), refused)
-        step = capture(varying, numbers, lent)
         if not first or not (self.weighing.by_rows and means_are_of_all(self._config)):
-            return step
-        made = None
-        if may_compare_rows(step):
+            return capture(varying, numbers, lent)
+        made, failed = None, None
+        try:
+            step = capture(varying, numbers, lent)
+        except ModelError as error:  # this batch may have too few rows, where all have enough
+            failed = error
+        if failed is not None or may_compare_rows(step):
             made, refused = self._of_whole_batch(batch, named, varying, numbers, lent)
-            step = noted(step, refused)
+            if failed is None:
+                step = noted(step, refused)
+            elif made is None:
+                raise failed
         self._compares_rows = all_compare_rows(self._world, made)
-        return made if made is not None and self._compares_rows else step
+        if made is not None and self._compares_rows:
+            return made
+        if failed is not None:
+            raise failed
+        return step
 
     def _of_whole_batch(
         self,

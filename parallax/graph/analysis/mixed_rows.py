@@ -10,6 +10,8 @@ import torch
 from torch.fx import Node
 
 from parallax.graph.analysis.compute import computes_much
+from parallax.graph.analysis.degrees import is_pointwise
+from parallax.graph.analysis.divided_by import SUMS
 from parallax.graph.analysis.how_many import expression
 from parallax.graph.analysis.kept_rows import has_row_places, kept_rows, may_keep_rows
 from parallax.graph.analysis.loss_terms import SHAPES, from_batch, losses, made_of
@@ -60,6 +62,11 @@ _TAKEN = {aten.gather.default, aten.index.Tensor, aten.index_select.default, ate
 _DISTINCT = {aten._unique2.default, aten.unique_dim.default}
 _COUNTS = 2
 """Of their results, how often each is there."""
+_COMPARISONS = {
+    getattr(getattr(aten, name), kind)
+    for name in ("lt", "le", "gt", "ge")
+    for kind in ("Scalar", "Tensor")
+}
 _SORTS = {aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable}
 
 
@@ -127,6 +134,22 @@ def _widens(node: Node, sizes: RowSizes, follows: Collection[Node]) -> bool:
     return False
 
 
+def _counts_up_to(node: Node) -> bool:
+    """Whether a node adds up whole numbers by column, and the sums are compared with a number: an
+    expert takes so many rows. Others are mostly where something begins."""
+    if node.target is not aten.cumsum.default or node.meta["val"].dim() < 2:
+        return False
+    seen, left = {node}, [node]
+    while left:
+        for user in left.pop().users:
+            if user.target in _COMPARISONS:
+                return True
+            if user not in seen and (is_pointwise(user) or user.target in SUMS):
+                seen.add(user)
+                left.append(user)
+    return False
+
+
 def _missing(one: Node, node: Node, sizes: RowSizes) -> set[int]:
     """The dimensions that grow, from the last on, and along which a tensor is broadcast."""
     own, count = shape_of(one), len(shape_of(node))
@@ -177,7 +200,7 @@ class Mixing:
         value = source.meta["val"]
         # Of several dimensions that grow, as far as is known, rows lie along the first.
         dims = self._sizes.dims(source)
-        if not dims or not value.dtype.is_floating_point:
+        if not dims or not (value.dtype.is_floating_point or _counts_up_to(made)):
             return False
         if made.target in _ALONG_ALL:
             return self._along(made, source) == dims[0] and is_narrow(source, self._sizes)

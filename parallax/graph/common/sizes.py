@@ -12,7 +12,13 @@ from typing import Any
 
 import torch
 
-from parallax.graph.common.torch_internals import FakeTensorMode, ShapeEnv, evaluate, new_size
+from parallax.graph.common.torch_internals import (
+    FakeTensorMode,
+    ShapeEnv,
+    evaluate,
+    is_equation,
+    new_size,
+)
 
 Place = tuple[int, int]
 """A size of the flat batch: of which item, and its dimension."""
@@ -173,6 +179,20 @@ class BatchSizes:
     def is_free(self, size: torch.SymInt) -> bool:
         """Whether nothing has been taken for granted of how large a size is."""
         return bool(self._env.replace(size.node.expr).free_symbols)
+
+    def is_counted(self, size: torch.SymInt) -> bool:
+        """Whether Python has taken a number that follows from a size, as to count up to half of it.
+
+        That another number is a multiple of it, as an assertion wants, is no such number.
+        """
+        symbol, hint = size.node.expr, size.node.hint
+        others = [count * hint + 1 for count in (1, 2, 5)]
+        return any(
+            is_equation(one.expr)
+            and one.expr.free_symbols == {symbol}
+            and not all(evaluate(one.expr, {symbol: other}) for other in others)
+            for one in self._env.guards
+        )
 
     def hold_for_any(self) -> None:
         """Let the graph hold for batches of one row, and of none, too, as if they had several."""

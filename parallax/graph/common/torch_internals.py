@@ -30,6 +30,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.torch_version import TorchVersion
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._sympy.functions import Mod, PythonMod
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -50,6 +51,7 @@ __all__ = [
     "free_unbacked_symbols",
     "get_proxy_mode",
     "gradients_through",
+    "is_equation",
     "is_mapped",
     "new_size",
     "node_of",
@@ -447,6 +449,13 @@ def evaluate(expression: Any, values: dict[Any, float | int]) -> Any:
     """The value of a symbolic expression with Python's own arithmetic."""
     with _without_records(sympy_interp.__module__, "failed while executing"):
         return sympy_interp(PythonReferenceAnalysis, values, expression)
+
+
+def is_equation(expression: Any) -> bool:
+    """Whether a condition says that two numbers are equal, other than that one divides another."""
+    import sympy
+
+    return isinstance(expression, sympy.Eq) and not expression.has(Mod, PythonMod)
 
 
 def expression(symbolic: Any, values: Mapping[Any, torch.fx.Node]) -> int | torch.fx.Node:

@@ -40,7 +40,9 @@ def of_whole_batch(step: StepGraph) -> tuple[StepGraph | None, Refused | None]:
     Returns:
         None if it compares and keeps no rows, or they cannot be those of all, and why they cannot.
     """
-    if all(isinstance(known(one), int) for one in step.rows):
+    assert step.sizes is not None
+    free: list[Any] = [one for one in step.rows if not isinstance(known(one), int)]
+    if not free or step.sizes.is_counted(free[0]):
         return None, Refused(ROWS_ARE_A_NUMBER)
     made = step.copy()
     found = ComparedRows(made)

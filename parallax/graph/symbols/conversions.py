@@ -27,6 +27,7 @@ T = TypeVar("T")
 _OF_NUMBERS = ("float", "int", "range")
 _OF_SIZES = ("len",)
 _SYMBOLS = torch.SymFloat | torch.SymInt | torch.SymBool
+_SIZES = (torch.SymInt, torch.SymFloat)
 
 
 class _Place(NamedTuple):
@@ -88,6 +89,11 @@ class Conversions:
                 self.look(DataDependentError("The size is not known."), ("float",))
             return _torchs_index(size)
 
+        def whole(number: torch.SymInt | torch.SymFloat) -> int:
+            if not is_internal(sys._getframe(1).f_code.co_filename):
+                self.look(DataDependentError("The number is not known."), ("int",))
+            return _torchs_int[type(number)](number)
+
         places = [one for one in self._globals.items() if one[0] not in self._left]
         for place, names in places:
             names[place.name] = _FUNCTIONS[place.name]
@@ -101,6 +107,7 @@ class Conversions:
                 *((owner, "allclose", _all_close) for owner in (torch, torch.Tensor)),
                 (FakeTensor, "__len__", length),
                 (torch.SymInt, "__index__", index),
+                *((kind, "__int__", whole) for kind in _torchs_int),
                 (torch.SymBool, "__float__", number),
             ):
                 yield
@@ -145,12 +152,13 @@ class _Kind(type):
 
     python: type
     of_tensor: Callable[[torch.Tensor], Any]
+    of_size: Callable[[Any], Any]
 
     def __call__(cls, *values: Any, **named: Any) -> Any:
         if len(values) == 1 and not named and is_unknown(values[0]):
             return cls.of_tensor(_as_tensor(values[0]))
-        if cls.python is float and len(values) == 1 and isinstance(values[0], torch.SymInt):
-            return torch.sym_float(values[0])
+        if len(values) == 1 and not named and isinstance(values[0], _SIZES):
+            return cls.of_size(values[0])
         return cls.python(*values, **named)
 
     def __instancecheck__(cls, value: Any) -> bool:
@@ -171,6 +179,7 @@ class _Kind(type):
 
 class _Float(metaclass=_Kind):
     python = float
+    of_size = torch.sym_float
 
     @staticmethod
     def of_tensor(value: torch.Tensor) -> Any:
@@ -179,6 +188,7 @@ class _Float(metaclass=_Kind):
 
 class _Int(metaclass=_Kind):
     python = int
+    of_size = torch.sym_int
 
     @staticmethod
     def of_tensor(value: torch.Tensor) -> Any:
@@ -189,6 +199,7 @@ class _Range(metaclass=_Kind):
     """Places up to a number, for ``scores[range(n), labels]``: nobody can go through them."""
 
     python = range
+    of_size = range
 
     @staticmethod
     def of_tensor(value: torch.Tensor) -> Any:
@@ -204,6 +215,7 @@ def _length(value: Any) -> Any:
 
 _torchs_length: Callable[[torch.Tensor], int] = torch.Tensor.__len__
 _torchs_index: Callable[[torch.SymInt], int] = torch.SymInt.__index__
+_torchs_int: dict[type, Callable[..., int]] = {kind: kind.__int__ for kind in _SIZES}
 _FUNCTIONS: dict[str, Any] = {"float": _Float, "int": _Int, "range": _Range, "len": _length}
 
 
