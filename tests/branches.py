@@ -199,7 +199,7 @@ def train(
         return f"{type(error).__name__}: {error}"
     (model,) = runner._objects.models
     found: dict[str, Any] = runner.state_dict()[model]
-    return difference(expected, dict(found)), runner._preparation.captures
+    return difference(expected, dict(found)), runner._preparation.captures.count
 
 
 def told_of_counters(world: World, given: list[list[torch.Tensor]]) -> list[str]:

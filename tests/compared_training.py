@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from compared_rows import ALL, ITEMS, KINDS, USERS, WIDTH, Loss, Towers
 from equality import difference
 from errors_help import warnings_of_parallax
+from reduced_rows import LOSSES
 from torch import nn
 
 from parallax.config import Config
@@ -18,6 +19,8 @@ from parallax.ops.whole_batch import WholeBatchSpec
 from parallax.runtime.comm.world import World
 from parallax.runtime.exchange.whole_batch import WholeBatch
 from parallax.runtime.runner import Runner
+
+_KNOWN: dict[str, Loss] = {**ALL, **LOSSES}
 
 
 def towers() -> tuple[Towers, Callable[[Loss], Callable[..., torch.Tensor]]]:
@@ -69,12 +72,12 @@ def train(
     model, training = towers()
     start = {key: value.clone() for key, value in model.state_dict().items()}
     given = batches(division)
-    step = training(ALL[name])
+    step = training(_KNOWN[name])
     for parts in given:
         step(*(torch.cat(items) for items in zip(*parts, strict=True)))
     expected = {key: value.clone() for key, value in model.state_dict().items()}
     model.load_state_dict(start)
-    step = training(ALL[name])
+    step = training(_KNOWN[name])
     with warnings_of_parallax() as said:
         runner = Runner(step, discover(step), Config(workers=1, strategy=strategy), world)
         before = dict(runner.traffic)
@@ -96,10 +99,10 @@ def losses_of(
     """What steps return, and what they return on one device."""
     _, training = towers()
     given = batches(division)
-    step = training(ALL[name])
+    step = training(_KNOWN[name])
     whole = [step(*(torch.cat(items) for items in zip(*parts, strict=True))) for parts in given]
     _, training = towers()
-    step = training(ALL[name])
+    step = training(_KNOWN[name])
     runner = Runner(step, discover(step), Config(workers=1), world)
     found: list[Any] = [runner.run(*parts[world.rank]) for parts in given]
     return [float(one) for one in found], [float(one) for one in whole]
@@ -164,7 +167,7 @@ def train_texts(
             runner.run(*parts[world.rank])
     (own,) = runner._objects.models
     far = difference(dict(whole.state_dict()), dict(runner.state_dict()[own]))
-    return far, runner._preparation.captures, said
+    return far, runner._preparation.captures.count, said
 
 
 def with_other_layouts(world: World) -> None:

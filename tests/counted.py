@@ -98,7 +98,7 @@ def compare(world: World, builder: str) -> dict[str, Any]:
     return {
         "parameters": max(difference([one], [other]) for one, other in found),
         "numbers": all(numbers),
-        "captures": runner._preparation.captures,
+        "captures": runner._preparation.captures.count,
     }
 
 

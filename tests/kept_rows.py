@@ -201,6 +201,15 @@ def _for_evaluation(m: Any, x: T, other: T, y: T, items: T) -> T:
     return F.cross_entropy(scores, y)
 
 
+def _percentiles(m: Any, x: T, other: T, y: T, items: T) -> T:
+    """Hafner et al. 2023 (a range of returns by percentiles)."""
+    low, high = (torch.quantile(x.sum(1), share) for share in (0.05, 0.95))
+    m.mean[0] = 0.9 * m.mean[0] + 0.1 * low
+    m.mean[1] = 0.9 * m.mean[1] + 0.1 * high
+    weight = (x.sum(1) - m.mean[0]) / torch.clamp(m.mean[1] - m.mean[0], min=1.0)
+    return (F.cross_entropy(m.head(m.encoder(x)), y, reduction="none") * weight.detach()).mean()
+
+
 LOSSES: dict[str, Loss] = {
     "queue with a pointer": _queued,
     "queue put together": _nearest,
@@ -216,6 +225,7 @@ LOSSES: dict[str, Loss] = {
     "rows counted": _counted,
     "centres": _centres,
     "for evaluation": _for_evaluation,
+    "percentiles": _percentiles,
 }
 """Whose state is that of one device."""
 

@@ -38,7 +38,7 @@ def _captures(loss: Loss, numbers: list[Any]) -> int:
     runner = alone(_step(loss))
     found = [runner.run(*batch) for batch in batches]
     assert torch.allclose(torch.stack(found), torch.stack(expected), rtol=1e-12)
-    return runner._preparation.captures
+    return runner._preparation.captures.count
 
 
 def _squares(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -146,7 +146,7 @@ def test_a_check_that_fails_raises_and_leaves_all_as_it_was() -> None:
     after = runner.state_dict()["net"]
     assert all(torch.equal(before[name], after[name]) for name in before)
     runner.run(x, good)
-    assert runner._preparation.captures == 1
+    assert runner._preparation.captures.count == 1
 
 
 REFUSED = {
@@ -198,7 +198,7 @@ def test_constants_of_a_buffer_may_decide_with_the_batch() -> None:
         x = torch.ones(2, 3).double()
         for labels in ([3.0, 1.0], [0.5, 1.5], [5.0, 3.0]):
             (runner.run if through else step)(x, torch.tensor(labels).double())
-        return model, runner._preparation.captures
+        return model, runner._preparation.captures.count
 
     (model, captures), (plain, _) = trained(True), trained(False)
     assert torch.allclose(model.layer.weight, plain.layer.weight, rtol=1e-12)

@@ -182,7 +182,7 @@ def test_one_graph_for_all_numbers() -> None:
         runner = alone(step)
         for x in _batches():
             (runner.run if through else step)(x)
-        return model, runner._preparation.captures
+        return model, runner._preparation.captures.count
 
     (model, captures), (plain, _) = trained(True), trained(False)
     for name, value in plain.state_dict().items():
@@ -243,4 +243,4 @@ def test_settings_that_python_needs_stay_guards() -> None:
         for _ in range(times):
             y = y.tanh()
         assert torch.allclose(loss, y.square().sum())
-    assert runner._preparation.captures == 2
+    assert runner._preparation.captures.count == 2

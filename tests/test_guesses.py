@@ -74,7 +74,7 @@ def test_each_way_is_captured_once() -> None:
     runner = _runner(step)
     for x in _batches(9, 9, 0.1, 9, 0.1, 9):
         runner.run(x)
-    assert runner._preparation.captures == 3  # the first step makes momentum
+    assert runner._preparation.captures.count == 3  # the first step makes momentum
 
 
 @pytest.mark.parametrize("size", [2, 3, (0, 0, 1, 1)])

@@ -63,7 +63,7 @@ def test_attributes_have_what_the_step_left_in_them() -> None:
             torch.testing.assert_close(trainer.parts["all"], [*trainer.outputs[:2]])
             assert trainer.parts["names"] == ("a", 3)
     assert not said
-    assert runner._preparation.captures == 3  # the last one is for any number of rows
+    assert runner._preparation.captures.count == 3  # the last one is for any number of rows
     assert set(runner.state_dict()) == {"model", "optimizer"}  # the step reads none of it
 
 
@@ -82,7 +82,7 @@ def test_a_tensor_that_is_bound_anew_needs_no_further_captures() -> None:
     runner = alone(step)
     for _ in range(4):
         runner.run(rows(4))
-    assert runner._preparation.captures == 1
+    assert runner._preparation.captures.count == 1
 
 
 def test_a_memory_of_another_shape_is_another_graph() -> None:
@@ -104,10 +104,10 @@ def test_a_memory_of_another_shape_is_another_graph() -> None:
         runner.run(rows(4))
         sizes.append(len(kept["queue"]))
     assert sizes == [4, 6, 6, 6, 6]
-    assert runner._preparation.captures == 3
+    assert runner._preparation.captures.count == 3
     kept["queue"] = torch.zeros(4, 2)
     runner.run(rows(4))
-    assert runner._preparation.captures == 3
+    assert runner._preparation.captures.count == 3
 
 
 def test_states_that_are_put_back_to_none_begin_anew() -> None:
@@ -121,7 +121,7 @@ def test_states_that_are_put_back_to_none_begin_anew() -> None:
             torch.testing.assert_close(found, one_device.remembering(rows(4)).detach())
     assert not said
     assert isinstance(trainer.hidden, tuple)
-    assert runner._preparation.captures == 2
+    assert runner._preparation.captures.count == 2
 
 
 def test_items_that_are_appended_to_a_list_that_the_step_reads_are_undone_with_a_warning() -> None:

@@ -102,7 +102,7 @@ def test_values_that_the_step_does_not_read_cost_no_capture() -> None:
     for _ in range(4):
         trainer.fit(runner)
     assert trainer.seen == trainer.settings["unused"] == 4
-    assert runner._preparation.captures == 1
+    assert runner._preparation.captures.count == 1
 
 
 def test_what_changes_often_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -168,7 +168,7 @@ def test_a_number_that_often_changes_becomes_an_input(change: str, captures: int
         between(number)
         found.append(runner.run(ONES))
     assert torch.allclose(torch.stack(found), torch.stack(expected), rtol=1e-5)
-    assert runner._preparation.captures == captures
+    assert runner._preparation.captures.count == captures
 
 
 class Mode(enum.Enum):
@@ -303,7 +303,7 @@ def test_values_are_seen_wherever_people_keep_them(where: str) -> None:
         _set(holder, where, value)
         found.append(float(runner.run(ONES)))
     assert found == list(values)
-    assert runner._preparation.captures == 2
+    assert runner._preparation.captures.count == 2
 
 
 class Halved(torch.optim.lr_scheduler.LambdaLR):
@@ -458,7 +458,7 @@ def test_batches_come_in_containers_of_their_own(kind: str) -> None:
     runner = alone(step)
     losses = [runner.run(batch(number)) for number in range(3)]
     assert len(set(map(float, losses))) == 3
-    assert runner._preparation.captures == 1
+    assert runner._preparation.captures.count == 1
 
 
 def test_anomaly_detection_is_left_out(caplog: pytest.LogCaptureFixture) -> None:

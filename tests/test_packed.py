@@ -69,7 +69,7 @@ def _captures(loss: Loss, batches: list[tuple[Any, ...]]) -> int:
     torch.manual_seed(6)
     found = [runner.run(*batch) for batch in batches]
     assert torch.allclose(torch.stack(found), torch.stack(expected), rtol=1e-12)
-    return runner._preparation.captures
+    return runner._preparation.captures.count
 
 
 def test_one_graph_holds_for_all_lengths() -> None:

@@ -70,8 +70,8 @@ def test_texts_are_constants_only_where_they_are_read(name: str) -> None:
     for number, batch in enumerate(_batches()):
         assert runner.run(batch) == expected[number]
         # What was captured without texts, and failed or was not taken, is not counted.
-        before = before or runner._preparation.captures
-    assert runner._preparation.captures - before + 1 == captures
+        before = before or runner._preparation.captures.count
+    assert runner._preparation.captures.count - before + 1 == captures
     assert vars(log) == vars(expected_log)
 
 
@@ -80,7 +80,7 @@ def test_more_or_fewer_texts_are_no_other_batch() -> None:
     runner = alone(step)
     for place, batch in enumerate(_batches()):
         runner.run({**batch, "paths": batch["paths"][place:]})
-    assert runner._preparation.captures == 1
+    assert runner._preparation.captures.count == 1
 
 
 def test_what_fails_with_texts_is_said_as_without() -> None:

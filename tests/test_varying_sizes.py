@@ -122,9 +122,9 @@ def test_wrong_relations_between_sizes_are_errors_as_on_one_device() -> None:
     runner = alone(step)
     for rows in (4, 6, 5):
         runner.run(torch.ones(rows, 3), torch.ones(rows, 2))
-    assert runner._preparation.captures == 2
+    assert runner._preparation.captures.count == 2
     runner.run(torch.ones(5, 3), torch.ones(1, 2))
-    assert runner._preparation.captures == 3
+    assert runner._preparation.captures.count == 3
     with pytest.raises(Exception, match=r"broadcast .*\[7, 2\].*\[5, 2\]"):
         runner.run(torch.ones(5, 3), torch.ones(7, 2))
 
@@ -146,7 +146,7 @@ def test_batches_may_be_parts_of_wider_ones() -> None:
     for length in (3, 5, 9, 7, 4):
         before = float(model(wide[:, :length]).detach().sum())
         assert float(runner.run(wide[:, :length])) == pytest.approx(before, rel=1e-5)
-    assert runner._preparation.captures == 2
+    assert runner._preparation.captures.count == 2
 
 
 def test_returned_sizes_are_those_of_the_batch() -> None:
@@ -189,7 +189,7 @@ def test_whole_numbers_of_sizes_stay_symbols() -> None:
         found = runner.run(x)
         assert found[1] == kept
         assert found[0].item() == pytest.approx(loss.item(), rel=1e-12)
-    assert runner._preparation.captures == 2
+    assert runner._preparation.captures.count == 2
 
 
 def test_the_programs_used_last_are_kept() -> None:
@@ -207,7 +207,7 @@ def test_the_programs_used_last_are_kept() -> None:
     runner = alone(step)
     for length in [*range(2, 80), *range(2, 80)]:
         runner.run(torch.zeros(length, dtype=torch.int64))
-    assert runner._preparation.captures == 2
+    assert runner._preparation.captures.count == 2
 
 
 @pytest.mark.parametrize("mask", ["causal", "padding", "added"])
@@ -241,4 +241,4 @@ def test_attention_with_masks_and_weights_is_captured_once_more(mask: str) -> No
     runner = alone(step)
     found = [runner.run(words) for words in batches]
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
-    assert runner._preparation.captures == 2
+    assert runner._preparation.captures.count == 2

@@ -54,7 +54,7 @@ def both(world: World | None, name: str) -> tuple[list[Any], list[Any], float, i
         user_writes.CASES[name].between(held, number)
     pairs = zip(model.parameters(), other.parameters(), strict=True)
     distance = max(float((one - two).detach().abs().max()) for one, two in pairs)
-    return wanted, found, distance, runner._preparation.captures
+    return wanted, found, distance, runner._preparation.captures.count
 
 
 @pytest.mark.parametrize("name", user_writes.CASES)

@@ -52,6 +52,25 @@ def test_writes_in_any_order_give_the_same_values(seed: int) -> None:
     torch.testing.assert_close(module(given), step(given), rtol=1e-10, atol=1e-10)
 
 
+def test_a_tensor_of_another_shape_from_then_on() -> None:
+    def step(given: torch.Tensor) -> torch.Tensor:
+        whole = given.sum(0, keepdim=True)
+        whole.mul_(2.0)
+        before = whole[0] + 1
+        whole.squeeze_(0)
+        return before.outer(whole.add_(given[0]))
+
+    given = torch.randn(3, 4, generator=torch.Generator().manual_seed(1))
+    module = make_fx(step, tracing_mode="fake")(given)
+    first, *_ = _writes(module.graph)
+    memory = memory_of(written_inputs(first)[0])
+    assert as_values(module.graph, memory, first, {memory})
+    remove_dead(module.graph)
+    module.recompile()
+    assert not _writes(module.graph)
+    torch.testing.assert_close(module(given), step(given))
+
+
 def test_memory_that_is_read_by_its_places_stays_as_it_is() -> None:
     def step(given: torch.Tensor) -> torch.Tensor:
         whole = given.t().clone()

@@ -247,5 +247,5 @@ def compare(
     state, runner = train(world, kind, optimizer, own, **settings)
     return {
         "difference": difference(state, reference(kind, optimizer, batches)),
-        "captures": runner._preparation.captures,
+        "captures": runner._preparation.captures.count,
     }

@@ -51,6 +51,7 @@ from parallax.graph.passes.lent import (
 )
 from parallax.graph.passes.losses import write_softmax_gradients_once
 from parallax.graph.passes.products import join_products
+from parallax.graph.passes.squeezed import squeeze_alike
 from parallax.graph.passes.stacks import stack_in_order
 from parallax.graph.refusals import (
     adds_to_earlier,
@@ -396,6 +397,8 @@ def _tidy(step: StepGraph, traced: _Traced, lent: Lent, is_whole: bool) -> None:
         UnsupportedError: it changes tensors that are no state.
     """
     clean(step)
+    if step.sizes is not None:
+        squeeze_alike(step.graph)
     if step.decisions:
         look_early(step, traced.inputs.leaves)
         remove_dead(step.graph)

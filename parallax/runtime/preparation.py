@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,60 +13,49 @@ import torch
 from torch.utils import _pytree as pytree
 
 from parallax.config import Config
-from parallax.errors import ModelError, StrategyError
+from parallax.errors import StrategyError
 from parallax.graph.analysis.bent_gradients import note_bent_gradients
-from parallax.graph.analysis.compared_rows import Refused
-from parallax.graph.analysis.divisors import divides_by_constants
-from parallax.graph.analysis.mixed_rows import may_compare_rows
 from parallax.graph.analysis.sums import note_sums
 from parallax.graph.analysis.totals import Batches
 from parallax.graph.analysis.variables import Analysis, analyze
-from parallax.graph.capture import capture
-from parallax.graph.common.sizes import Place, shapes_of, with_rows
+from parallax.graph.common.sizes import Place
 from parallax.graph.inputs import parts_of
 from parallax.graph.objects.checks import check_batch, check_not_dealt
 from parallax.graph.objects.discovery import StepObjects
-from parallax.graph.objects.draws import Streams
 from parallax.graph.objects.outside import NO_NUMBERS, Numbers
 from parallax.graph.objects.state import aliases
 from parallax.graph.passes.inner_gradients import note_inner_gradients
 from parallax.graph.passes.lent import NOTHING_LENT, Lent
-from parallax.graph.passes.whole_batch import ROWS_ARE_A_NUMBER, noted, of_whole_batch
 from parallax.graph.refusals import no_backward
-from parallax.graph.step_graph import StepGraph
-from parallax.graph.surroundings import any_number_of_rows
 from parallax.rewrite.agreement import check_agreement
 from parallax.rewrite.context import WorkerGraph
 from parallax.rewrite.late import defer_updates
 from parallax.rewrite.pipeline import rewrite
 from parallax.rewrite.timeline import computation_alone, timeline
 from parallax.runtime.binding import bind
+from parallax.runtime.captures import Call, Captures
 from parallax.runtime.choosing import StrategyChoice
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.weighing import Weighing, without
 from parallax.runtime.comm.world import World
 from parallax.runtime.deciding import with_gradients_of_all
 from parallax.runtime.exchange.resources import ResourcePool
-from parallax.runtime.garbage import collected_seldom
-from parallax.runtime.predictions.expected import ExpectedStep
-from parallax.runtime.predictions.probe import measure_network
-from parallax.runtime.predictions.speed import measure_speed
-from parallax.runtime.program import Program
-from parallax.runtime.signature import structure
-from parallax.runtime.start import (
+from parallax.runtime.first_batches import (
     agree_on_batches,
-    agree_on_everything,
-    agree_on_tensors,
-    all_compare_rows,
     as_one_batch,
-    draw_alike,
-    means_are_of_all,
     measure_access,
     one_batch_norm,
     open_groups,
     tell_of_means,
     warn_of_batch_norms,
 )
+from parallax.runtime.garbage import collected_seldom
+from parallax.runtime.predictions.expected import ExpectedStep
+from parallax.runtime.predictions.probe import measure_network
+from parallax.runtime.predictions.speed import measure_speed
+from parallax.runtime.program import Program
+from parallax.runtime.signature import structure
+from parallax.runtime.start import agree_on_everything, agree_on_tensors, draw_alike
 from parallax.runtime.state.deferral import deferred_device
 from parallax.runtime.state.state_table import StateTable
 from parallax.strategy.choose import title_of
@@ -130,9 +117,8 @@ class Preparation:
         self._resources = resources
         self._control = control
         self._data_sizes = data_sizes
-        self._streams = Streams()
         self._noted: set[str] = set()
-        self._devices = {
+        devices = {
             leaf.name: device
             for leaf in state.leaves.values()
             if isinstance(leaf.value, torch.Tensor)
@@ -140,13 +126,11 @@ class Preparation:
         }
         self.choice = StrategyChoice(config, world, objects, state, self._tell)
         self.weighing = Weighing(config.weigh_batches)
+        self.captures = Captures(step, objects, config, world, state, self.weighing, devices)
         self.batches = Batches()
         """What is known of the batches of all workers."""
-        self._compares_rows = False
-        """The steps of all workers compare rows of the batch with each other."""
         self.expected: ExpectedStep | None = None
         """Of the last graph; None with one worker, and before the first."""
-        self.captures = 0
 
     def program(
         self,
@@ -183,7 +167,7 @@ class Preparation:
             description, analysis = self.analyzed(batch, named, None, numbers, lent)
             rewritten = self.rewritten(analysis, late)
         self._state.shard(rewritten.sharded, rewritten.views)
-        self._state.materialize(self._devices)
+        self._state.materialize(self.captures.devices)
         return self._bound(rewritten, description, analysis)
 
     @collected_seldom()
@@ -206,10 +190,14 @@ class Preparation:
         if first:
             parts = [part for part, _ in parts_of(batch, named, len(flat))]
             self._compare(description, flat, parts)
-        step = self._with_rows(batch, named, varying, numbers, lent, first)
+        call = Call(batch, named, varying, numbers, lent)
         if first:
-            again = functools.partial(self._with_rows, batch, named, varying, numbers)
-            step = with_gradients_of_all(self._world, step, again)
+            step = self.captures.first(call)
+            step = with_gradients_of_all(
+                self._world, step, lambda lent: self.captures.later(replace(call, lent=lent))
+            )
+        else:
+            step = self.captures.later(call)
         if self.choice.strategy is None and not step.gradients:
             raise no_backward(self._objects)
         if first and self._config.average_dense and self._config.average_sparse:
@@ -230,126 +218,12 @@ class Preparation:
         if first:
             measure_access(self._world, analysis, flat, self._state.leaves)
             by_rows = self.weighing.by_rows
-            compared = self._compares_rows
+            compared = self.captures.compare_rows
             self.batches = agree_on_batches(self._world, analysis, flat, by_rows, compared)
             open_groups(self._world, self.batches)
             tell_of_means(analysis, self._config, self.batches)
         self._dump("captured", lambda: step.graph_module.print_readable(print_output=False))
         return description, analysis
-
-    def captured_for(self, batch: tuple[Any, ...], named: Mapping[str, Any]) -> StepGraph:
-        """The step as one device runs it on a batch; changes nothing.
-
-        Raises:
-            ModelError: it cannot be captured.
-        """
-        return self._captured(batch, named, None, NO_NUMBERS, NOTHING_LENT)
-
-    def _captured(
-        self,
-        batch: tuple[Any, ...],
-        named: Mapping[str, Any],
-        varying: Mapping[Place, int] | None,
-        numbers: Numbers,
-        lent: Lent,
-    ) -> StepGraph:
-        together = self._world.size > 1 and one_batch_norm(self._objects, self._config)
-        # Where tensors lie that the user's objects hold without storage, or will lie.
-        dealt = {name: rows.device for name, rows in self._state.shards.items()}
-        devices = {**self._devices, **dealt}
-        with any_number_of_rows() if together else contextlib.nullcontext():
-            step = capture(
-                *(self._step, self._objects, batch, named),
-                *(devices, varying, numbers),
-                streams=self._streams,
-                lent=lent,
-                common=self.weighing.common,
-            )
-        self.captures += 1
-        return step
-
-    def _with_rows(
-        self,
-        batch: tuple[Any, ...],
-        named: Mapping[str, Any],
-        varying: Mapping[Place, int] | None,
-        numbers: Numbers,
-        lent: Lent,
-        first: bool = False,
-    ) -> StepGraph:
-        """The step, with what compares rows of the batch computed of all workers' batches.
-
-        Args:
-            first: workers have yet to agree on whether theirs do.
-        """
-        capture = functools.partial(self._with_numbers, batch, named)
-        if not first and self._compares_rows:
-            # This batch may have no row, and others many.
-            made, refused = self._of_whole_batch(batch, named, varying, numbers, lent)
-            return made or noted(capture(varying, numbers, lent), refused)
-        if not first or not (self.weighing.by_rows and means_are_of_all(self._config)):
-            return capture(varying, numbers, lent)
-        made, failed = None, None
-        try:
-            step = capture(varying, numbers, lent)
-        except ModelError as error:  # this batch may have too few rows, where all have enough
-            failed = error
-        if failed is not None or may_compare_rows(step):
-            made, refused = self._of_whole_batch(batch, named, varying, numbers, lent)
-            if failed is None:
-                step = noted(step, refused)
-            elif made is None:
-                raise failed
-        self._compares_rows = all_compare_rows(self._world, made)
-        if made is not None and self._compares_rows:
-            return made
-        if failed is not None:
-            raise failed
-        return step
-
-    def _of_whole_batch(
-        self,
-        batch: tuple[Any, ...],
-        named: Mapping[str, Any],
-        varying: Mapping[Place, int] | None,
-        numbers: Numbers,
-        lent: Lent,
-    ) -> tuple[StepGraph | None, Refused | None]:
-        """See :func:`of_whole_batch`."""
-        flat = pytree.tree_leaves((batch, dict(named)))
-        parts = parts_of(batch, named, len(flat))
-        common = [place for place, (part, _) in enumerate(parts) if part in self.weighing.common]
-        # What Python and PyTorch decide by the size of the batch, they do by that of all.
-        free = with_rows(varying or {}, shapes_of(flat), common, self.weighing.rows)
-        try:
-            step = self._with_numbers(batch, named, free, numbers, lent)
-        except ModelError:
-            logger.debug("how many rows a batch has is no symbol", exc_info=True)
-            return None, Refused(ROWS_ARE_A_NUMBER)
-        return of_whole_batch(step)
-
-    def _with_numbers(
-        self,
-        batch: tuple[Any, ...],
-        named: Mapping[str, Any],
-        varying: Mapping[Place, int] | None,
-        numbers: Numbers,
-        lent: Lent,
-    ) -> StepGraph:
-        """The step, with whole numbers of the batch as inputs, if its losses may be divided by one,
-        and it can be captured so."""
-        step = self._captured(batch, named, varying, numbers, lent)
-        if self._world.size == 1 or numbers.batch or not means_are_of_all(self._config):
-            return step
-        flat = pytree.tree_leaves((batch, dict(named)))
-        whole = frozenset(index for index, item in enumerate(flat) if type(item) is int)
-        if not whole or not divides_by_constants(step):
-            return step
-        try:
-            return self._captured(batch, named, varying, replace(numbers, batch=whole), lent)
-        except ModelError:
-            logger.debug("whole numbers of the batch stay constants", exc_info=True)
-            return step
 
     @collected_seldom()
     def rewritten(self, analysis: Analysis, late: bool = False) -> WorkerGraph:
@@ -391,7 +265,7 @@ class Preparation:
         world = self._world
         leaves = {n: leaf for n, leaf in self._state.leaves.items() if leaf.kind != "tensor"}
         agree_on_everything(world, leaves, self._config, self._data_sizes(), description)
-        draw_alike(world, self._streams, self._objects)
+        draw_alike(world, self.captures.streams, self._objects)
         self._warn_of_batch_norms()
         self.choice.network = measure_network(world)
         self.choice.speed = measure_speed(world)
@@ -408,7 +282,7 @@ class Preparation:
 
     def _dump(self, stage: str, text: Callable[[], str]) -> None:
         """A stage's result of this worker, if it is asked for."""
-        self._write(f"{self.captures:02d}_{stage}_worker{self._world.rank}.txt", text)
+        self._write(f"{self.captures.count:02d}_{stage}_worker{self._world.rank}.txt", text)
 
     def _write(self, name: str, text: Callable[[], str]) -> None:
         if self._config.dump_dir is None:

@@ -20,6 +20,7 @@ from parallax.graph.stand_ins.default_device import on_processor
 from parallax.graph.stand_ins.unread import unread_in
 from parallax.graph.symbols.guesses import WrongGuessError
 from parallax.runtime.ahead import Course
+from parallax.runtime.captures import Call
 from parallax.runtime.comm.control import StepControl
 from parallax.runtime.comm.world import World
 from parallax.runtime.compiled import Compiler
@@ -140,7 +141,7 @@ class Runner:
         if self._state.refresh_if_replaced():
             self._course.settle()
             self._programs.rebind()
-        captures = self._preparation.captures
+        captures = self._preparation.captures.count
         began = time.perf_counter()
         self._pace.start(self._world.traffic.waited)
         moving = self._choice.is_searching
@@ -150,7 +151,7 @@ class Runner:
             self._profiler = None
         self._compiler.after(program, self._pace.computed)
         self._steps += 1
-        if self._preparation.captures == captures:
+        if self._preparation.captures.count == captures:
             self._pace.stop(self._world.traffic.waited)
         if moving and self._choice.search(time.perf_counter() - began):
             self._programs.clear()
@@ -421,7 +422,7 @@ class Runner:
         self._course.settle()
         before = values_of(self._state, self._world)
         whole = joined(self._world, (batch, named), join)
-        step = self._preparation.captured_for(*whole)
+        step = self._preparation.captures.alone(Call(*whole))
         one = stepped(step, before, whole)
         result = self.run(*batch, **named)
         self._course.settle()

@@ -122,9 +122,9 @@ class BatchNumbers:
             return False
         made: Any = node.args[0] if node.target is operator.getitem else node
         is_loss = made.target in REDUCTIONS
-        if one := self.loss_of(node, made) if is_loss else self._statistic(node):
+        if one := self._statistic(node):
             self._add(one)
-        elif not is_loss and _is_number(node) and all(map(self._is_detached, node.all_input_nodes)):
+        elif not is_loss and _has_few(node) and all(map(self._is_detached, node.all_input_nodes)):
             self.follows.add(node)
             self.alone.add(node)
         else:
@@ -230,6 +230,8 @@ class BatchNumbers:
         kind, made = kind_of(node)
         if kind is not None:
             return self._reduction(node, kind, made)
+        if made.target in REDUCTIONS:
+            return self.loss_of(node, made)
         if (found := self.sum_of_rows(node)) is not None:
             return found
         arguments = node.args
@@ -456,6 +458,11 @@ def _whole_number(number: Any) -> int | torch.SymInt | None:
     if isinstance(size, float) and size.is_integer():
         size = int(size)
     return size if isinstance(size, int | torch.SymInt) else None
+
+
+def _has_few(node: Node) -> bool:
+    value = node.meta.get("val")
+    return not isinstance(value, torch.Tensor) or _are_few(value.shape)
 
 
 def _is_number(node: Node) -> bool:

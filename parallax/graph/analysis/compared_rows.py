@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from parallax.graph.analysis.batch_numbers import PRODUCTS, QUOTIENTS
+from parallax.graph.analysis.batch_numbers import PRODUCTS, QUOTIENTS, takes_value
 from parallax.graph.analysis.compute import computes_much, operations
 from parallax.graph.analysis.coupled import LINEAR
 from parallax.graph.analysis.cut_off import cut_off
@@ -119,6 +119,7 @@ class ComparedRows:
             return
         self._begin()
         self._writers = self._who_writes()
+        self._counting = self._who_counts()
         self._cut_off = cut_off(step.graph)
         self._places = all_places(step, self.sizes, self._follows)
         self.refused = self._look_for({*compared, *kept}, left)
@@ -356,6 +357,8 @@ class ComparedRows:
         if node.op != "call_function":
             return False
         is_heavy = computes_much(node) or is_random(node) or node in self._gradients
+        if node in self._counting:
+            return True
         if node.target is operator.getitem and node.args[0] in self.copied:
             return True
         if _has_several(node):
@@ -370,6 +373,23 @@ class ComparedRows:
             alike = product(shape_of(source)) == product(shape_of(node))
             return alike and len(self.sizes.dims(source)) == 1
         return self.places(node) is None and not is_heavy and self.sizes.dims(node) != []
+
+    def _who_counts(self) -> set[Node]:
+        """Rows that are computed with how many there are, as of all batches: ``len(x) * weight``;
+        and what layers have not yet taken."""
+        found: set[Node] = set()
+        for node in self._order:
+            if node not in self._follows or not is_tensor(node) or computes_much(node):
+                continue
+            if is_random(node) or node.meta.get("autograd") == "backward":
+                continue
+            if any(
+                one in found
+                or (not is_tensor(one) and self.is_sized(one) and takes_value(node, one))
+                for one in node.all_input_nodes
+            ):
+                found.add(node)
+        return found
 
     def _gather(self, node: Node) -> None:
         places = self.places(node)

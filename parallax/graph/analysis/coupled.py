@@ -209,6 +209,13 @@ class Coupled:
     ) -> None:
         region, found = self._behind(ends)
         by_rows = self._behind(mixed)[1]
+        # A mean by hand follows from its sum, where that is used as well.
+        by_hand = {node for node in found if node.target in QUOTIENTS and node.args[0] in found}
+        if not by_hand.isdisjoint(by_rows):
+            self.left.append(ends[0])
+            return
+        region |= by_hand
+        found = {node: one for node, one in found.items() if node not in by_hand}
         scaled = [one for one in map(self._scaled, found.values()) if one is not None]
         gradients = [self._gradient(found[node]) for node in by_rows]
         is_whole = all(map(_is_whole, scaled)) and None not in gradients
@@ -236,6 +243,7 @@ class Coupled:
             return
         self.found = found
         self.scaled = scaled
+        # A mean by hand is a number of its own.
         self.uses = [(value, user) for value in found for user in value.users if user in relevant]
         self.sizes = sized
         backward = {one for node in region | after for one in self._group(node)}

@@ -16,9 +16,17 @@ from parallax.graph.analysis.how_many import expression
 from parallax.graph.analysis.kept_rows import has_row_places, kept_rows, may_keep_rows
 from parallax.graph.analysis.loss_terms import SHAPES, from_batch, losses, made_of
 from parallax.graph.analysis.reductions import dim_of, reduced_dims
-from parallax.graph.analysis.row_places import PARTS, RowSizes, is_narrow, is_tensor, shape_of
+from parallax.graph.analysis.row_places import (
+    PARTS,
+    VIEWS,
+    RowSizes,
+    is_narrow,
+    is_tensor,
+    shape_of,
+)
 from parallax.graph.analysis.totals import own_numbers
 from parallax.graph.common.operations import gradient_of, is_call, is_random
+from parallax.graph.common.sizes import LEAST
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -36,13 +44,13 @@ _IN_ORDER = {
     aten._logcumsumexp.default,
 }
 """Operations along a dimension of which each result follows from those in front of it."""
+_SOFTMAX = {aten._softmax.default, aten._log_softmax.default}
 _ALONG_ALL = {
     aten.topk.default,
     aten.kthvalue.default,
     aten.median.dim,
     aten.nanmedian.dim,
-    aten._softmax.default,
-    aten._log_softmax.default,
+    *_SOFTMAX,
     *_IN_ORDER,
 }
 """Those of which each follows from all."""
@@ -87,6 +95,29 @@ def may_compare_rows(step: StepGraph) -> bool:
     return may_keep_rows(step, sizes, follows, known)
 
 
+def confuses_rows(step: StepGraph) -> bool:
+    """Whether a step is computed with numbers of the batch, and it cannot be told for certain which
+    sizes of its graph are how many rows the batch has.
+
+    Args:
+        step: as it was captured. With a symbol for them, it can.
+    """
+    counts = {*step.rows}
+    if len(counts) != 1 or not isinstance(rows := counts.pop(), int):
+        return False
+    follows = following(step)
+    several = (shape_of(node)[1:] for node in follows if is_tensor(node))
+    own = (
+        shape_of(node)
+        for node in step.own_placeholders()
+        if is_tensor(node) and node not in follows
+    )
+    if rows >= LEAST and all(rows not in map(expression, shape) for shape in (*several, *own)):
+        return False
+    left, known = own_numbers(step, by_rows=True)
+    return bool(left or known)
+
+
 def compared_first(step: StepGraph) -> Node | None:
     """What may be the first of a step to compare rows, by the sizes of one batch.
 
@@ -100,7 +131,12 @@ def compared_first(step: StepGraph) -> Node | None:
     relevant = made_of(loss for loss, _ in losses(step.graph))
     nodes = [node for node in step.graph.nodes if node in relevant and node in follows]
     of_all = Mixing(step, sizes, follows)
-    return next((n for n in nodes if _widens(n, sizes, follows) or of_all.mixes(n)), None)
+    groups = {count for node in nodes for count in _groups(node, sizes)}
+    counts = [sizes, *map(RowSizes, sorted(groups))]
+    return next(
+        (n for n in nodes if any(_widens(n, one, follows) for one in counts) or of_all.mixes(n)),
+        None,
+    )
 
 
 def kept_first(step: StepGraph) -> Node | None:
@@ -132,6 +168,14 @@ def _widens(node: Node, sizes: RowSizes, follows: Collection[Node]) -> bool:
         missing = [_missing(one, node, sizes) for one in given]
         return any(one - other and other - one for one in missing for other in missing)
     return False
+
+
+def _groups(node: Node, sizes: RowSizes) -> set[int]:
+    """How many groups of rows a view has in place of rows, in the graph of one size of batch."""
+    source: Any = node.args[0] if node.target in VIEWS else None
+    if source is None or sizes.dims(source)[:1] != [0] or sizes.dims(node):
+        return set()
+    return {size for size in shape_of(node)[:2] if isinstance(size, int) and size > 1}
 
 
 def _counts_up_to(node: Node) -> bool:
@@ -197,13 +241,18 @@ class Mixing:
         if made.target in _DISTINCT:  # each row follows from how many there are like it
             counts = node is not made and bool(node.args[1] == _COUNTS)
             return counts and bool(self._sizes.dims(source))
+        if made.target in _SORTS and made is not node:
+            is_value = bool(node.args[1] == 0) and self._sorts(made) and self._has_gradient(made)
+            return is_value and is_narrow(source, self._sizes)
         value = source.meta["val"]
-        # Of several dimensions that grow, as far as is known, rows lie along the first.
         dims = self._sizes.dims(source)
-        if not dims or not (value.dtype.is_floating_point or _counts_up_to(made)):
+        is_in_order = source in self.ordered and made.target in PARTS
+        if not dims or not (value.dtype.is_floating_point or is_in_order or _counts_up_to(made)):
             return False
         if made.target in _ALONG_ALL:
-            return self._along(made, source) == dims[0] and is_narrow(source, self._sizes)
+            # Softmax is mostly over classes, or words, which may be as many as rows by chance.
+            along = dims[:1] if made.target in _SOFTMAX else self._row_dims(source)
+            return self._along(made, source) in along and is_narrow(source, self._sizes)
         if made.target in _EXTREMES and self._has_gradient(made):
             reduced = reduced_dims(made)
             return reduced is not None and dims[0] in reduced[0] and is_narrow(source, self._sizes)
@@ -212,7 +261,7 @@ class Mixing:
         if source not in self.ordered or not is_narrow(source, self._sizes):
             return False
         if made.target in PARTS:
-            return self._along(made, source) == dims[0]
+            return self._along(made, source) in self._row_dims(source)
         return made.target in _TAKEN and not self._sizes.dims(made)
 
     def _has_gradient(self, node: Node) -> bool:
@@ -242,9 +291,15 @@ class Mixing:
         if node.target not in _SORTS:
             return False
         source: Any = node.args[0]
-        if source not in self._follows:
+        # Whole numbers are mostly lengths, by which texts are packed.
+        if source not in self._follows or not source.meta["val"].dtype.is_floating_point:
             return False
-        return self._along(node, source) in self._sizes.dims(source)[:1]
+        return self._along(node, source) in self._row_dims(source)
+
+    def _row_dims(self, node: Node) -> list[int]:
+        """Along which dimensions rows may lie: of several that grow for certain, the first."""
+        dims = self._sizes.dims(node)
+        return dims[:1] if self._sizes.are_certain else dims
 
     @staticmethod
     def _along(node: Node, source: Node) -> int | None:

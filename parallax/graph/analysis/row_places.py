@@ -16,7 +16,7 @@ from parallax.graph.step_graph import StepGraph
 
 aten: Any = torch.ops.aten
 
-_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
+VIEWS = {aten.view.default, aten._unsafe_view.default, aten.reshape.default}
 PARTS = {
     aten.slice.Tensor,
     aten.split.Tensor,
@@ -55,6 +55,8 @@ class RowSizes:
 
     def __init__(self, rows: int | torch.SymInt) -> None:
         self._rows = expression(rows)
+        self.are_certain = not isinstance(self._rows, int)
+        """Whether no size is taken for one of these by chance."""
         self.count = size_of(rows) or 0
         """How many rows the batch has that was captured."""
 
@@ -155,7 +157,7 @@ def _outer(
         if along % len(shape_of(node)) == dim:
             alone = [found.get((one, dim)) == sizes.times(shape_of(one)[dim]) for one in parts]
             return times if all(alone) else None
-    if node.target in _VIEWS:
+    if node.target in VIEWS:
         return _merged(found, sizes, source, node, dim)
     if node.target is aten.repeat.default:
         repeats: Any = node.args[1]

@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from parallax.errors import SourceLine
 from parallax.graph.analysis.batch_elements import elements
+from parallax.graph.analysis.how_many import Number, expression
 from parallax.graph.analysis.loss_terms import REDUCTIONS, SUM, from_batch, losses, terms
 from parallax.graph.common.operations import has_one_element, is_view_of_torch
 from parallax.graph.common.user_code import line_of
@@ -28,12 +29,15 @@ def note_sums(step: StepGraph, batch: Sequence[Any]) -> None:
     """Note a loss that adds up the rows of the batch, where gradients are averaged over workers.
 
     Args:
-        step: a step that is captured for one size of batch.
+        step: as it was captured.
         batch: flat. Where its tensors have several first sizes (values and offsets of bags), each
             may be that of what a loss adds up.
     """
-    sizes = first_sizes(batch) - {0, 1}
-    if (where := _sum_over_batch(step, sizes, sizes | _other_numbers(batch))) is not None:
+    symbols = {expression(one) for one in step.rows if isinstance(one, torch.SymInt)}
+    lengths = first_sizes(batch) - {0, 1}
+    if (
+        where := _sum_over_batch(step, symbols or lengths, lengths | _other_numbers(batch))
+    ) is not None:
         step.notes.append(
             "the loss is a sum over the batch, and gradients are averaged over workers: the sum "
             "over all their batches, as on one device, needs Config(average_dense=False, "
@@ -55,7 +59,7 @@ def _other_numbers(batch: Iterable[Any]) -> set[int]:
 
 
 def _sum_over_batch(
-    step: StepGraph, sizes: Collection[int], numbers: Collection[int]
+    step: StepGraph, sizes: Collection[Number], numbers: Collection[int]
 ) -> SourceLine | None:
     """Where a loss adds up tensors of these sizes, and divides by none of these numbers."""
 
@@ -73,7 +77,7 @@ def _sum_over_batch(
     return None
 
 
-def _adds_up(node: Node, sizes: Collection[int]) -> bool:
+def _adds_up(node: Node, sizes: Collection[Number]) -> bool:
     """Whether a number is a sum over tensors that have the rows of the batch."""
     source: Any = node.args[0] if node.args else None
     if not isinstance(source, Node):
@@ -89,8 +93,7 @@ def _adds_up(node: Node, sizes: Collection[int]) -> bool:
         return False
     if source.target is aten.mean.dim or _is_divided(source):
         return False
-    length = _length(source)
-    if not isinstance(length, int) or length not in sizes:
+    if _length(source) not in sizes:
         return False
     return not any(map(_puts_numbers_together, elements(source)))
 
@@ -112,6 +115,6 @@ def _is_divided(source: Any) -> bool:
     return isinstance(by, Node) and _length(by) == 1
 
 
-def _length(source: Any) -> int | torch.SymInt:
+def _length(source: Any) -> Number:
     value = source.meta.get("val") if isinstance(source, Node) else None
-    return value.shape[0] if isinstance(value, torch.Tensor) and value.dim() else 1
+    return expression(value.shape[0]) if isinstance(value, torch.Tensor) and value.dim() else 1

@@ -17,11 +17,14 @@ from parallax.graph.analysis.divisors import (
     is_plain,
     parts_of_others,
 )
+from parallax.graph.analysis.loss_terms import SHAPES, from_batch
+from parallax.graph.analysis.reduced_rows import reduced_rows
 from parallax.graph.analysis.statistics import Statistics, statistics
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.operations import written_inputs
 from parallax.graph.common.user_code import line_of
 from parallax.graph.step_graph import StepGraph
+from parallax.ops import marks
 
 
 @dataclass(frozen=True)
@@ -84,20 +87,33 @@ def own_numbers(step: StepGraph, by_rows: bool) -> tuple[set[Node], Collection[N
     trained = {item.name for item in step.inputs if item.differentiated}
     of_batch = BatchElements(step, _changing(step, trained))
     found = statistics(step, of_batch, divisors(step, of_batch), by_rows)
-    left = {*found.origins(found.left), *_means_left_alone(step, of_batch, Batches(by_rows))}
+    known = _seen_to(step, of_batch, Batches(by_rows), found)
+    left = {*found.origins(found.left), *(_means(step, of_batch, Batches(by_rows)) - known)}
+    follows = from_batch(step, {*SHAPES, marks.GRADIENT})
+    left.update(reduced_rows(step, follows, known | {*found.found, *found.others}))
     return left, found.found
 
 
 def _means_left_alone(step: StepGraph, of_batch: BatchElements, batches: Batches) -> set[Node]:
+    found = statistics(step, of_batch, divisors(step, of_batch), batches.by_rows)
+    return _means(step, of_batch, batches) - _seen_to(step, of_batch, batches, found)
+
+
+def _means(step: StepGraph, of_batch: BatchElements, batches: Batches) -> set[Node]:
+    """Means over some of the batch that a loss is no sum of."""
+    found = set(parts_of_others(step, of_batch, batches.leave_out))
+    found.update(means_of_others(step, of_batch, batches.by_rows))
+    return found
+
+
+def _seen_to(
+    step: StepGraph, of_batch: BatchElements, batches: Batches, found: Statistics
+) -> set[Node]:
+    """What is of all batches, or divided by what they add up."""
     terms = {node for one in _totals(step, of_batch, batches) for node in one.terms}
     known = terms.union(*(node.all_input_nodes for node in terms))  # a sum of quotients
-    # Which are of all batches.
-    whole = statistics(step, of_batch, divisors(step, of_batch), batches.by_rows)
-    known |= {node for _, node in whole.uses}
-    known |= whole.following([value for value, _ in whole.uses])
-    left = set(parts_of_others(step, of_batch, batches.leave_out))
-    left.update(means_of_others(step, of_batch, batches.by_rows))
-    return left - known
+    known |= {node for _, node in found.uses}
+    return known | found.following([value for value, _ in found.uses])
 
 
 def sums_by_inputs(step: StepGraph, variables: Collection[str]) -> SourceLine | None:

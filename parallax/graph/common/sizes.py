@@ -186,7 +186,7 @@ class BatchSizes:
         That another number is a multiple of it, as an assertion wants, is no such number.
         """
         symbol, hint = size.node.expr, size.node.hint
-        others = [count * hint + 1 for count in (1, 2, 5)]
+        others = [count * hint for count in (2, 3, 5)]
         return any(
             is_equation(one.expr)
             and one.expr.free_symbols == {symbol}

@@ -31,19 +31,24 @@ logger = logging.getLogger("parallax")
 ROWS_ARE_A_NUMBER = "how many rows a batch has is asked for as a number"
 
 
+def has_free_rows(step: StepGraph) -> bool:
+    """Whether a step that was captured with a symbol for how many rows the batch has holds for any
+    number of them."""
+    assert step.sizes is not None
+    free: list[Any] = [one for one in step.rows if not isinstance(known(one), int)]
+    return bool(free) and not step.sizes.is_counted(free[0])
+
+
 def of_whole_batch(step: StepGraph) -> tuple[StepGraph | None, Refused | None]:
     """The same step, with what compares rows computed of all workers' batches.
 
     Args:
-        step: captured with a symbol for how many rows the batch has. It stays as it is.
+        step: captured with a symbol for how many rows the batch has, which holds for any number of
+            them. It stays as it is.
 
     Returns:
         None if it compares and keeps no rows, or they cannot be those of all, and why they cannot.
     """
-    assert step.sizes is not None
-    free: list[Any] = [one for one in step.rows if not isinstance(known(one), int)]
-    if not free or step.sizes.is_counted(free[0]):
-        return None, Refused(ROWS_ARE_A_NUMBER)
     made = step.copy()
     found = ComparedRows(made)
     if found.refused is not None or not found.whole:

@@ -219,7 +219,12 @@ class _Memory:
         else:
             value = self._add(target, self._now(written), *args, **named)
             value.meta["detached"] = detached
-        self._set(written, self._like(value, written))
+        if value.target is target and is_view_of_torch(value):  # as squeeze_(): another shape
+            if self._origin(written) is not self._base:
+                raise _UnknownError
+        else:
+            value = self._like(value, written)
+        self._set(written, value)
         self._writes.add(user)
 
     def _in_place_of(self, node: Node) -> Node:
