@@ -182,6 +182,7 @@ class Captures:
         return step if free is None else free
 
     def _apart(self, call: Call) -> StepGraph | None:
+        """The step, captured with such a symbol for batches of any size; None if it cannot be."""
         free = self._with_free_rows(call)
         if free is not None:
             assert free.sizes is not None

@@ -109,7 +109,6 @@ class Preparation:
             resources, control: of the runtime, for programs.
             data_sizes: says how much data this worker has.
         """
-        self._step = step
         self._objects = objects
         self._config = config
         self._world = world

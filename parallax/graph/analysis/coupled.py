@@ -243,7 +243,6 @@ class Coupled:
             return
         self.found = found
         self.scaled = scaled
-        # A mean by hand is a number of its own.
         self.uses = [(value, user) for value in found for user in value.users if user in relevant]
         self.sizes = sized
         backward = {one for node in region | after for one in self._group(node)}

@@ -80,14 +80,17 @@ class Factor:
 _ENDS = frozenset({*SIZES, WHOLE_ROWS})
 
 
-def from_batch(step: StepGraph, ends: Collection[Any] = _ENDS) -> set[Node]:
+def from_batch(
+    step: StepGraph, ends: Collection[Any] = _ENDS, given: Iterable[Node] | None = None
+) -> set[Node]:
     """What is computed from the values of the batch, as against its sizes.
 
     Args:
         step: as it was captured.
         ends: operations whose results are taken not to be.
+        given: what of the batch; all by default.
     """
-    found = set(step.given())
+    found = set(step.given() if given is None else given)
     for node in step.graph.nodes:
         if node.target not in ends and any(source in found for source in node.all_input_nodes):
             found.add(node)

@@ -18,12 +18,13 @@ from parallax.graph.analysis.batch_numbers import PRODUCTS, QUOTIENTS, takes_val
 from parallax.graph.analysis.coupled import LINEAR
 from parallax.graph.analysis.divided_by import SUMS
 from parallax.graph.analysis.how_many import expression
-from parallax.graph.analysis.loss_terms import REDUCTIONS, SHAPES, losses, made_of
+from parallax.graph.analysis.loss_terms import REDUCTIONS, SHAPES, from_batch, losses, made_of
 from parallax.graph.analysis.reductions import BY_LABEL, kind_of, reduced_dims
 from parallax.graph.analysis.row_matrices import MATRIX_PRODUCTS
 from parallax.graph.analysis.row_places import PARTS, RowSizes, is_tensor, shape_of
 from parallax.graph.common.operations import is_view_of_torch
 from parallax.graph.step_graph import StepGraph
+from parallax.ops import marks
 
 aten: Any = torch.ops.aten
 
@@ -51,45 +52,34 @@ _ADDING = {
 _AS_THEY_ARE = {aten.detach.default, aten.expand.default, aten.mul.Scalar, aten.div.Scalar}
 
 
-def reduced_rows(
-    step: StepGraph, follows: Collection[Node], known: Collection[Node]
-) -> Iterator[Node]:
+def reduced_rows(step: StepGraph, known: Collection[Node]) -> Iterator[Node]:
     """What first has no rows, and is no sum that a loss is a sum of.
 
     Args:
         step: as it was captured. If that is for one size of batch, sizes may be equal by chance.
-        follows: what follows from values of the batch.
         known: what is seen to otherwise.
     """
     if len({expression(one) for one in step.rows}) != 1:
         return
     sizes = RowSizes(step.rows[0])
     inner = made_of(loss for loss, _ in losses(step.graph))
-    of_rows = _of_rows(step, sizes)
+    # As against numbers that the batch brings.
+    of_rows = from_batch(step, {*SHAPES, marks.GRADIENT}, filter(sizes.dims, step.given()))
     for node in step.graph.nodes:
-        if node not in inner or node not in follows or node in known:
+        if node not in inner or node not in of_rows or node in known:
             continue
-        if _reduces(node, sizes, follows) and _is_bent(node, inner, of_rows, known):
+        if _reduces(node, sizes, of_rows) and _is_bent(node, inner, of_rows, known):
             yield node
 
 
-def _of_rows(step: StepGraph, sizes: RowSizes) -> set[Node]:
-    """What follows from values of the batch's rows, as against numbers that it brings."""
-    found = {node for node in step.given() if sizes.dims(node)}
-    for node in step.graph.nodes:
-        if node.target not in SHAPES and not found.isdisjoint(node.all_input_nodes):
-            found.add(node)
-    return found
-
-
-def _reduces(node: Node, sizes: RowSizes, follows: Collection[Node]) -> bool:
+def _reduces(node: Node, sizes: RowSizes, of_rows: Collection[Node]) -> bool:
     is_part = node.target in _TAKEN | PARTS | SHAPES or is_view_of_torch(node)
     if node.op != "call_function" or is_part or not is_tensor(node):
         return False
     made: Any = node.args[0] if node.target is operator.getitem else node
     if made.target in REDUCTIONS:  # losses are means of their own
         return False
-    given = [one for one in made.all_input_nodes if one in follows and sizes.dims(one)]
+    given = [one for one in made.all_input_nodes if one in of_rows and sizes.dims(one)]
     if not given or not sizes.dims(node):
         return bool(given)
     # What is left may be as large as the rows, or a multiple of them, by chance.

@@ -17,14 +17,12 @@ from parallax.graph.analysis.divisors import (
     is_plain,
     parts_of_others,
 )
-from parallax.graph.analysis.loss_terms import SHAPES, from_batch
 from parallax.graph.analysis.reduced_rows import reduced_rows
 from parallax.graph.analysis.statistics import Statistics, statistics
 from parallax.graph.common.aliases import memory_of
 from parallax.graph.common.operations import written_inputs
 from parallax.graph.common.user_code import line_of
 from parallax.graph.step_graph import StepGraph
-from parallax.ops import marks
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,7 @@ def own_numbers(step: StepGraph, by_rows: bool) -> tuple[set[Node], Collection[N
     found = statistics(step, of_batch, divisors(step, of_batch), by_rows)
     known = _seen_to(step, of_batch, Batches(by_rows), found)
     left = {*found.origins(found.left), *(_means(step, of_batch, Batches(by_rows)) - known)}
-    follows = from_batch(step, {*SHAPES, marks.GRADIENT})
-    left.update(reduced_rows(step, follows, known | {*found.found, *found.others}))
+    left.update(reduced_rows(step, known | {*found.found, *found.others}))
     return left, found.found
 
 
