@@ -29,11 +29,12 @@ from torch import nn
 import parallax
 from parallax.cluster.planned import plan_cluster
 from parallax.cluster.spec import ClusterSpec, Host
-from parallax.runtime import choosing, preparation
+from parallax.runtime import captures, choosing, preparation
 from parallax.runtime.planning import PlanMade, start_planning
 
 STAGES = {
-    **dict.fromkeys(("capture", "analyze"), preparation),
+    "capture": captures,
+    "analyze": preparation,
     **dict.fromkeys(("choose_strategy", "verify"), choosing),
     "rewrite": preparation,
 }

@@ -25,7 +25,7 @@ from parallax.graph.capture import capture
 from parallax.graph.objects.discovery import discover
 from parallax.graph.objects.state import aliases, leaves
 from parallax.graph.step_graph import StepGraph
-from parallax.runtime import preparation
+from parallax.runtime import captures, preparation
 from parallax.runtime.comm.world import World
 from parallax.runtime.runner import Runner
 from parallax.strategy.data import Strategy, VariableStrategy, described, fingerprint
@@ -247,7 +247,7 @@ def prepared() -> Iterator[None]:
         for name in ("measure_network", "measure_speed"):
             measure = once(name, getattr(preparation, name))
             stack.enter_context(mock.patch.object(preparation, name, measure))
-        stack.enter_context(mock.patch.object(preparation, "capture", again))
+        stack.enter_context(mock.patch.object(captures, "capture", again))
         yield
 
 
