@@ -183,6 +183,15 @@ def _kept(model: Any, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torc
     return (_each(model(x), y)[:, 0] * (v - model.average)).mean()
 
 
+def _of_two_views(model: Any, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Caron et al. 2021 (DINO): what targets are centred by, of all views."""
+    views = torch.cat([x - 100, (x - 100).tanh()])
+    given = model(views).detach()
+    targets = (given - model.counts).softmax(-1).chunk(2)[1]
+    model.counts = 0.9 * model.counts + 0.1 * (given.sum(0) / len(given))
+    return (-targets * model(x - 100).log_softmax(-1)).sum(-1).mean()
+
+
 def _kept_anew(model: Any, x: torch.Tensor, y: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Another tensor each time."""
     loss = (_each(model(x), y)[:, 0] * (v - model.average)).mean()
@@ -415,6 +424,7 @@ ALIKE: dict[str, Loss] = {
     "kept": _kept,
     "saved": _saved,
     "kept anew": _kept_anew,
+    "kept of two views": _of_two_views,
     "codebook": _codebook,
     "of three rounds": _of_three_rounds,
     "columns put together": lambda m, x, y, v: _each(

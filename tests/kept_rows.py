@@ -210,6 +210,17 @@ def _percentiles(m: Any, x: T, other: T, y: T, items: T) -> T:
     return (F.cross_entropy(m.head(m.encoder(x)), y, reduction="none") * weight.detach()).mean()
 
 
+def _radius(m: Any, x: T, other: T, y: T, items: T) -> T:
+    """Ruff et al. 2018 (Deep SVDD with a soft boundary)."""
+    over = m.encoder(x).square().sum(1) - m.mean[0] ** 2
+    return m.mean[0] ** 2 + 10 * torch.max(torch.zeros_like(over), over).mean()
+
+
+def _keep_radius(m: Any, x: T, other: T, y: T, items: T) -> None:
+    far = m.encoder(x).square().sum(1).detach()
+    m.mean[0] = torch.quantile(far.sqrt(), 0.9)
+
+
 LOSSES: dict[str, Loss] = {
     "queue with a pointer": _queued,
     "queue put together": _nearest,
@@ -226,8 +237,11 @@ LOSSES: dict[str, Loss] = {
     "centres": _centres,
     "for evaluation": _for_evaluation,
     "percentiles": _percentiles,
+    "radius": _radius,
 }
 """Whose state is that of one device."""
+AFTERWARDS: dict[str, Callable[..., None]] = {"radius": _keep_radius}
+"""What some do when parameters have changed."""
 
 
 def _recurrent(m: Any, x: T, other: T, y: T, items: T) -> T:
@@ -292,6 +306,8 @@ def build(name: str) -> tuple[Model, Callable[..., T]]:
         found = loss(model, *batch)
         found.backward()
         optimizer.step()
+        if name in AFTERWARDS:
+            AFTERWARDS[name](model, *batch)
         return found
 
     return model, step

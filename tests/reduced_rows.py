@@ -152,3 +152,35 @@ def _calibrated(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor
     count = share.sum(0)
     off = (share * right[:, None]).sum(0) / count - (share * sure[:, None]).sum(0) / count
     return torch.sqrt((count / len(y) * off**2).sum())
+
+
+@_loss("singular values")
+def _nuclear(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Cui et al. 2020 (batch nuclear norm maximization)."""
+    scores = model(i, j)[0][:, :KINDS]
+    return F.cross_entropy(scores, y) - torch.linalg.svdvals(scores.softmax(1)).mean()
+
+
+@_loss("proxies")
+def _proxies(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Kim et al. 2020 (proxy anchors), as published: by the classes that the batch has."""
+    near = F.normalize(model(i, j)[0][:, :KINDS])
+    of_class = F.one_hot(y, KINDS).double()
+    there = torch.nonzero(of_class.sum(dim=0) != 0).squeeze(dim=1)
+    pull = (torch.exp(-4 * (near - 0.1)) * of_class).sum(dim=0)
+    push = (torch.exp(4 * (near + 0.1)) * (1 - of_class)).sum(dim=0)
+    return torch.log(1 + pull).sum() / len(there) + torch.log(1 + push).sum() / KINDS
+
+
+@_loss("whitened in rounds")
+def _in_rounds(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Huang et al. 2019 (iterative normalization), as published."""
+    x = model(i, j)[0].transpose(0, 1).contiguous()
+    x = x - x.mean(-1, keepdim=True)
+    eye = torch.eye(len(x), dtype=x.dtype)
+    spread = torch.addmm(eye, x, x.transpose(0, 1), beta=0.1, alpha=1.0 / x.size(1))
+    scale = (spread * eye).sum((0, 1), keepdim=True).reciprocal()
+    root = eye
+    for _ in range(2):
+        root = torch.addmm(root, torch.matrix_power(root, 3), spread * scale, beta=1.5, alpha=-0.5)
+    return F.cross_entropy((root * scale.sqrt()).mm(x).transpose(0, 1), y)

@@ -28,6 +28,7 @@ ROUNDS = {
 }
 """Messages of a step, where there are several."""
 COLUMNS = {
+    "kept of two views": 8 * (1 + 4),
     "columns": 8 * (1 + 5 + 9),
     "columns on two lines": 8 * (1 + 5 + 9),
     "extremes of columns": 8 * (1 + 5 + 4),

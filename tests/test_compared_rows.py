@@ -8,12 +8,16 @@ import pytest
 import torch
 from cells import each_once
 from pool import Pool, WorkerFailure
+from torch import nn
 
 from parallax.graph.analysis.compared_rows import ComparedRows
+from parallax.graph.analysis.factors import products_of
 from parallax.graph.analysis.mixed_rows import may_compare_rows
 from parallax.graph.analysis.row_places import Places
 from parallax.graph.capture import capture
 from parallax.graph.objects.discovery import discover
+from parallax.graph.passes.whole_batch import of_whole_batch
+from parallax.ops import marks
 
 DIVISION = [(4, 4, 4), (6, 2, 3), (3, 5, 3)]
 SMALL = [(4, 4), (1, 7), (0, 5), (5, 2)]
@@ -113,3 +117,24 @@ def test_rows_are_found_in_the_graph() -> None:
     names = [str(node.target) for node in found.whole]
     assert names[0] == "aten.mm.default"
     assert not any(node.target is torch.ops.aten.embedding.default for node in found.whole)
+
+
+def test_gradients_that_all_workers_compute_have_no_factors() -> None:
+    """Of layers that follow; a worker has the rows of all batches there."""
+    model = nn.ModuleDict({"before": nn.Linear(8, 300), "after": nn.Linear(300, 6)}).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        rows = model["before"](x)
+        model["after"]((rows @ rows.t()).softmax(1) @ rows).square().mean().backward()
+        optimizer.step()
+
+    batch = (torch.randn(4, 8, dtype=torch.float64),)
+    made, refused = of_whole_batch(capture(step, discover(step), batch, {}, varying={(0, 0): 0}))
+    assert made is not None
+    assert refused is None
+    gradients = made.graph.find_nodes(op="call_function", target=marks.GRADIENT)
+    factors = {mark.args[1]: bool(products_of(mark, made.sizes)) for mark in gradients}
+    assert factors["before.weight"]
+    assert not factors["after.weight"]

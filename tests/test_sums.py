@@ -46,6 +46,9 @@ SUMS: dict[str, Loss] = {
     ),
     "beside others": lambda m, x, y: -0.5 * m(x).sum() + m(x).mean() + _decay(m),
     "of slopes": lambda m, x, y: _slope(m, x, whole=True),
+    "of what deviations divide": lambda m, x, y: (
+        m(x) * ((y - y.float().mean()) / (y.float().std() + 1e-6))[..., None]
+    ).sum(),
     "of one element": lambda m, x, y: m(x).square().sum().reshape(1) + _decay(m),
 }
 MEANS: dict[str, Loss] = {
@@ -57,6 +60,8 @@ MEANS: dict[str, Loss] = {
     "with decay": lambda m, x, y: m(x).mean() + _decay(m),
     "over the batch first": lambda m, x, y: m(x).mean(0).sum(),
     "of slopes of a sum": lambda m, x, y: m(x).mean() + 5 * _slope(m, x, whole=False),
+    "times a constant": lambda m, x, y: 8 * m(x).mean(),
+    "by a share": lambda m, x, y: (m(x).mean((1, 2)) * (y[:, 0] / y[:, 0].sum())).sum(),
     "by a count": lambda m, x, y: _flat(m(x), y, "sum") / (y > 0).sum(),
     "of as many tasks as rows": lambda m, x, y: (
         torch.stack([(m(x) - task).square().mean() for task in range(ROWS)]) * m.bias[0].exp()
@@ -132,3 +137,32 @@ def test_sums_are_noted_where_a_batch_has_no_number_of_rows(reduction: str, note
     graph = capture(step, discover(step), batch, {})
     note_sums(graph, batch)
     assert len(graph.notes) == notes
+
+
+TIMES = {
+    "rows": (lambda m, x: m(x).mean() * x.shape[0], 1),
+    "rows in the middle": (lambda m, x: (0.05 * m(x).mean() + m(x).square().mean()) * len(x), 1),
+    "a share of rows": (lambda m, x: m(x).mean() * len(x) / (len(x) + 8), 0),
+    "few": (lambda m, x: m(x).mean() * 5, 0),
+}
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_means_times_rows_are_noted(name: str) -> None:
+    loss, count = TIMES[name]
+    model = nn.Linear(5, CLASSES)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(model, x)
+        value.backward()
+        optimizer.step()
+        return value
+
+    batch = (torch.randn(8, LENGTH, 5),)
+    graph = capture(step, discover(step), batch, {})
+    note_sums(graph, batch)
+    assert ["multiplied by as many as the batch has rows" in one for one in graph.notes] == (
+        [True] * count
+    )

@@ -70,6 +70,15 @@ def _whitening(model: nn.Module, x: T, y: T, v: T) -> T:
     return (model((x - 100) @ inverse) - y).square().mean()
 
 
+def _solved(model: nn.Module, x: T, y: T, v: T) -> T:
+    """Ermolov et al. 2021 (W-MSE): rows are columns of a system that a covariance is a part of."""
+    z = model(x - 100)
+    z = z - z.mean(0)
+    lower = torch.linalg.cholesky(z.T @ z / len(z) + 0.5 * EYE)
+    w = torch.linalg.solve_triangular(lower, z.T, upper=False)
+    return (w.T - y).square().mean() + (torch.linalg.solve(lower, z.T) * y.T).mean()
+
+
 def _relative(model: nn.Module, x: T, y: T, v: T) -> T:
     return (model(x - 100) - y).norm() / torch.linalg.vector_norm(y)
 
@@ -100,6 +109,7 @@ LOSSES: dict[str, Loss] = {
     "covariance": _covariance,
     "correlation": _correlation,
     "whitening": _whitening,
+    "solved": _solved,
     "relative": _relative,
     "by columns": _by_columns,
     "hard": _hard,

@@ -146,7 +146,7 @@ class Captures:
                 raise failed
         self.compare_rows = all_compare_rows(self._world, made)
         if made is not None and self.compare_rows:
-            return made
+            return noted(made, refused)
         if failed is not None:
             raise failed
         return noted(self._told_apart(step, call), refused)
@@ -160,7 +160,7 @@ class Captures:
         if self.compare_rows:
             # This batch may have no row, and others many.
             made, refused = self._of_whole_batch(call)
-            return made or noted(self._with_numbers(call), refused)
+            return noted(made or self._with_numbers(call), refused)
         if self._is_apart and (free := self._apart(call)) is not None:
             return free
         step = self._with_numbers(call)

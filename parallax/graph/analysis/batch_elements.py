@@ -83,7 +83,8 @@ class BatchElements:
         self._updated: set[Node] = set()
         """What follows from gradients alone, such as parameters after an update."""
         self._merged = {count for node in step.graph.nodes for count in self._merges(node)}
-        """How many rows views have that give each row of the batch several, one for each place."""
+        """How many rows tensors have that give each row of the batch several: views with one for
+        each place, and views of the batch that are put together."""
         for node in step.graph.nodes:
             if node.target in SIZES:
                 if node in self.batch:
@@ -252,13 +253,20 @@ class BatchElements:
 
     def are_places(self, count: Any) -> bool:
         """Whether a size is how many rows each tensor of the batch has, or how many places all of
-        its rows have, such as pixels."""
+        its rows have, such as pixels, or two augmented views of each."""
         return self.are_rows(count) or expression(count) in self._merged
 
     def _merges(self, node: Node) -> Iterator[Any]:
-        if node.target not in _VIEWS or node not in self.batch:
+        if node not in self.batch or node.target not in {*_VIEWS, aten.cat.default}:
             return
-        given, made = (one.meta["val"].shape for one in (node.args[0], node))  # type: ignore[union-attr]
+        made = node.meta["val"].shape
+        if node.target is aten.cat.default:
+            parts: Any = node.args[0]
+            is_first = len(node.args) < 2 or node.args[1] == 0
+            if is_first and all(self.are_rows(one.meta["val"].shape[0]) for one in parts):
+                yield expression(made[0])
+            return
+        given: Any = node.args[0].meta["val"].shape  # type: ignore[union-attr]
         if made and self.are_rows(given[0] if given else 0):
             merged = (product(given[:count]) for count in range(2, len(given) + 1))
             yield from (count for count in merged if count == expression(made[0]))

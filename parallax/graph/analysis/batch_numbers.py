@@ -397,9 +397,9 @@ class BatchNumbers:
         return not isinstance(by, Node) or _is_number(by)
 
     def _is_mean_of(self, node: Node) -> bool:
-        """Whether a node is a tensor divided by how many rows the batch has."""
+        """Whether a node is a tensor divided by how many rows the batch has, or several views."""
         size = _whole_number(node.args[1]) if node.target in QUOTIENTS else None
-        return size is not None and expression(size) in self._rows
+        return size is not None and self._of_batch.are_places(size)
 
     def _sum(self, node: Any) -> Statistic | None:
         """The sum that a number is."""
@@ -414,8 +414,9 @@ class BatchNumbers:
         return size is not None and self._counts(size, summed)
 
     def _counts(self, size: int | torch.SymInt, summed: Statistic) -> bool:
-        whole = how_many(summed.source) if not summed.shape else None
-        return expression(size) in (whole, *self._rows)
+        shape = summed.source.meta["val"].shape
+        summed_up = how_many(summed.source) if not summed.shape else expression(shape[0])
+        return expression(size) in (summed_up, *self._rows)
 
     def _unshifted(self, source: Node, of_columns: bool) -> Node:
         """What has the same variance as a tensor: before numbers were taken from it."""

@@ -43,6 +43,7 @@ from parallax.graph.common.operations import (
     with_gradient,
     written_inputs,
 )
+from parallax.graph.common.sizes import size_of
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
 
@@ -52,15 +53,17 @@ _RANDOM = "random numbers are drawn for it"
 
 
 class Refused(NamedTuple):
-    """Why rows are compared by each worker alone.
+    """Why rows are compared by each worker alone, or reduced to numbers.
 
     Args:
         why: it.
         node: for which it holds.
+        reduces: they are reduced to numbers.
     """
 
     why: str
     node: Node | None = None
+    reduces: bool = False
 
 
 class _RefusedError(Exception):
@@ -92,6 +95,8 @@ class ComparedRows:
         follows from sizes alone."""
         self.refused: Refused | None = None
         """Why nothing is."""
+        self.reduced: Refused | None = None
+        """Why numbers that a loss reduces rows to are not of all of them."""
         rows = {expression(one) for one in step.rows}
         if len(rows) != 1 or isinstance(rows.pop(), int):
             return
@@ -101,7 +106,8 @@ class ComparedRows:
         self._follows = following(step)
         self._mixing = Mixing(step, self.sizes, self._follows)
         self._sized: dict[Node, bool] = {}
-        left, self._known = own_numbers(step, by_rows=True)
+        own = own_numbers(step, by_rows=True)
+        self._known = own.known
         kept = kept_rows(step, self.sizes, self._follows, self.is_sized, self._known)
         self._kept = {*kept}
         marked = step.graph.find_nodes(op="call_function", target=marks.GRADIENT)
@@ -115,15 +121,17 @@ class ComparedRows:
             and (self.sizes.are_pairs(node) or self._mixing.mixes(node))
         }
         # What the batch brings of each two rows, such as an adjacency, is of this worker's alone.
-        if not (compared or kept or left) or any(map(self.sizes.are_pairs, step.given())):
+        if not (compared or kept or own.left) or any(map(self.sizes.are_pairs, step.given())):
             return
         self._begin()
         self._writers = self._who_writes()
         self._counting = self._who_counts()
         self._cut_off = cut_off(step.graph)
         self._places = all_places(step, self.sizes, self._follows)
-        self.refused = self._look_for({*compared, *kept}, left)
-        if self.refused is not None and left:  # these are told of elsewhere
+        self.refused = self._look_for({*compared, *kept}, own.left)
+        if self.refused is not None and own.left:
+            if own.reduced:  # of the others is told elsewhere
+                self.reduced = self.refused._replace(reduces=True)
             self.refused = self._look_for({*compared, *kept})
 
     def _look_for(self, first: Collection[Node], numbers: Collection[Node] = ()) -> Refused | None:
@@ -154,6 +162,10 @@ class ComparedRows:
     def _is_plain(self, node: Node) -> bool:
         """Whether a node follows from parameters alone."""
         return node not in self._follows and not self.is_sized(node)
+
+    def _is_trained(self, node: Node) -> bool:
+        """Whether a node follows from parameters that have gradients, and from nothing else."""
+        return node in self._mixing.of_model and self._is_plain(node)
 
     def _begin(self) -> None:
         self.whole, self.gathered, self.copied = {}, {}, set()
@@ -197,6 +209,8 @@ class ComparedRows:
         if node.target is marks.GRADIENT:
             return
         mode = node.meta.get("autograd")
+        if isinstance(node.meta.get("val"), int | torch.SymInt):
+            mode = "off"  # a size may be asked for in a backward pass first
         if mode == "backward" or (mode is None and any(one in self._gradients for one in inputs)):
             self._gradients.add(node)
         if mode == "on" and any(one in self._gradients for one in inputs):
@@ -303,7 +317,7 @@ class ComparedRows:
                 continue
             seen.add(node)
             rows = [one for one in given if self.sizes.dims(one)]
-            is_layer = computes_much(node) and any(map(self._is_plain, node.all_input_nodes))
+            is_layer = computes_much(node) and any(map(self._is_trained, node.all_input_nodes))
             if node in self._gradients or any(map(self._is_wide, rows)) or is_layer:
                 why = "it is computed with a number of each worker's batch"
                 raise _RefusedError(node, why)
@@ -332,7 +346,7 @@ class ComparedRows:
                     if is_random(one):
                         raise _RefusedError(one, _RANDOM)
                     self.copied.add(one)
-                    queue += () if one.target in SIZES else one.all_input_nodes
+                    queue += () if self._is_of_rows(one) else one.all_input_nodes
                     queue += self._writers.get(memory_of(one), ())
             elif self._is_number(one) and one.op == "call_function":
                 if one not in self._known:  # it may be computed with how many rows there are
@@ -346,6 +360,11 @@ class ComparedRows:
                 queue += one.all_input_nodes
             else:
                 self._gather(one)
+
+    @staticmethod
+    def _is_of_rows(node: Node) -> bool:
+        """Whether a node is a size, and no values tell it."""
+        return node.target in SIZES and size_of(node.meta["val"]) is not None
 
     def _note_call(self, node: Node) -> None:
         if node.meta.get("autograd") == "on":

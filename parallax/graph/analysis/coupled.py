@@ -298,12 +298,15 @@ class Coupled:
     def _mixes(self, user: Node) -> bool:
         """Whether what uses a number of the batch computes rows with it."""
         value = user.meta.get("val")
+        if isinstance(value, tuple | list) and value:
+            value = value[0]
         if not self._is_forward(user) or self._is_inside(user):
             return False
         if not isinstance(value, torch.Tensor) or not value.dim():
             return False
+        # Rows are columns of a system that is solved.
         is_selection = size_of(value.shape[0]) is None
-        return is_selection or self._of_batch.are_places(value.shape[0])
+        return is_selection or any(map(self._of_batch.are_places, value.shape))
 
     def _has_size(self, node: Node, sizes: Collection[float], inverse: bool = True) -> bool:
         """Whether a number is computed with one that may be a size of this worker's batch, or one
@@ -328,7 +331,9 @@ class Coupled:
         by_rows = self._of_batch.are_rows(rows[0]) and all(isinstance(n, int) for n in rows[1:])
         if one.kind == "mean" and one.count is None and by_rows:
             return None
-        entries = tuple(self._entries(one))
+        by_hand = one.made.target in QUOTIENTS
+        of_sum: Any = one.made.args[0] if by_hand else one.made
+        entries = tuple(self._entries(of_sum))
         if one.kind not in VARIANCES:
             return Scaled(one, entries)
         group = set(self._group(one.made))
@@ -344,7 +349,7 @@ class Coupled:
 
     def _gradient(self, one: Statistic) -> Scaled | None:
         """The gradient of a number, as one of all workers."""
-        entries = self._entries(one)
+        entries = self._entries(one.made)  # before it is divided by this worker's rows
         values = {given for _, given in entries}
         if len(values) != 1:
             return None
@@ -352,16 +357,14 @@ class Coupled:
         whole = Statistic(value, "mean", value, value, one.dims, one.shape, ROWS, True)
         return Scaled(whole, tuple(entries))
 
-    def _entries(self, one: Statistic) -> list[tuple[Node, Node]]:
+    def _entries(self, made: Node) -> list[tuple[Node, Node]]:
         """What computes gradients of the batch from that of a number, each with that."""
-        is_quotient = one.made.target in QUOTIENTS
-        of_sum: Any = one.made.args[0] if is_quotient else one.made
-        group = set(self._group(of_sum))
+        group = set(self._group(made))
         return [
             (node, given)
             for node in group
             for given in node.all_input_nodes
-            if given not in group and self._is_gradient_of(given, of_sum)
+            if given not in group and self._is_gradient_of(given, made)
         ]
 
     def _group(self, node: Node) -> list[Node]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from parallax.graph.common.sizes import same_shape, size_of, sizes_of
+from parallax.graph.common.sizes import BatchSizes, same_shape, size_of, sizes_of
 
 aten: Any = torch.ops.aten
 
@@ -186,14 +186,15 @@ def _plain(node: Node, transposed: bool) -> tuple[Node, bool]:
     return node, transposed
 
 
-def products_of(mark: Node) -> list[Product]:
+def products_of(mark: Node, sizes: BatchSizes | None) -> list[Product]:
     """The products that a gradient is the sum of, all of one kind; empty if it is something else.
 
-    Of factors whose sizes only values decide (of selected samples) it is something else: what they
-    would send is not known before.
+    Of factors whose sizes only values decide (of selected samples), or the batches of all workers,
+    it is something else: what they would send is not known before, or all have it.
 
     Args:
         mark: of the gradient.
+        sizes: those of the graph that vary.
     """
     found: list[Product] = []
     queue: list[tuple[Any, bool]] = [(mark.args[0], False)]
@@ -210,13 +211,17 @@ def products_of(mark: Node) -> list[Product]:
             queue += [(node.args[1], transposed), (node.args[0], transposed)]
         else:
             return []
-    known = all(_is_known(product) for product in found)
+    known = all(_is_known(product, sizes) for product in found)
     return found if known and all(found[0].joins(other) for other in found[1:]) else []
 
 
-def _is_known(product: Product) -> bool:
+def _is_known(product: Product, sizes: BatchSizes | None) -> bool:
     """Whether a batch's shape says how large the factors are."""
-    return all(size_of(size) is not None for shape in product.shapes for size in shape)
+    return all(
+        isinstance(size, int) or (sizes is not None and sizes.are_of_batch(size))
+        for shape in product.shapes
+        for size in shape
+    )
 
 
 def _is_of_weight(node: Node) -> bool:

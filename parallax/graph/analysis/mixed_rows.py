@@ -89,10 +89,10 @@ def may_compare_rows(step: StepGraph) -> bool:
     if len({*step.rows}) != 1:
         return False
     sizes, follows = RowSizes(step.rows[0]), following(step)
-    left, known = own_numbers(step, by_rows=True)
-    if left or compared_first(step) is not None:
+    own = own_numbers(step, by_rows=True)
+    if own.left or compared_first(step) is not None:
         return True
-    return may_keep_rows(step, sizes, follows, known)
+    return may_keep_rows(step, sizes, follows, own.known)
 
 
 def confuses_rows(step: StepGraph) -> bool:
@@ -107,15 +107,15 @@ def confuses_rows(step: StepGraph) -> bool:
         return False
     follows = following(step)
     several = (shape_of(node)[1:] for node in follows if is_tensor(node))
-    own = (
+    given = (
         shape_of(node)
         for node in step.own_placeholders()
         if is_tensor(node) and node not in follows
     )
-    if rows >= LEAST and all(rows not in map(expression, shape) for shape in (*several, *own)):
+    if rows >= LEAST and all(rows not in map(expression, shape) for shape in (*several, *given)):
         return False
-    left, known = own_numbers(step, by_rows=True)
-    return bool(left or known)
+    own = own_numbers(step, by_rows=True)
+    return bool(own.left or own.known)
 
 
 def compared_first(step: StepGraph) -> Node | None:

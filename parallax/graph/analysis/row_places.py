@@ -59,6 +59,8 @@ class RowSizes:
         """Whether no size is taken for one of these by chance."""
         self.count = size_of(rows) or 0
         """How many rows the batch has that was captured."""
+        self._bounded: dict[Any, bool] = {}
+        """Of sizes that follow from them, which grow only with few rows."""
 
     def times(self, size: int | torch.SymInt) -> int | None:
         """How many times as large as the rows a size is; None if it is no multiple of them."""
@@ -81,7 +83,12 @@ class RowSizes:
             return size_of(size) is None or (one > 0 and one % max(self._rows, 1) == 0)
         if isinstance(one, int):
             return False
-        return size_of(size) is None or self._rows in one.free_symbols
+        if size_of(size) is None or self._rows not in one.free_symbols:
+            return size_of(size) is None
+        if one not in self._bounded:  # as the number of singular values is
+            sizes = (one.subs(self._rows, rows) for rows in (_LARGE, 2 * _LARGE))
+            self._bounded[one] = next(sizes) == next(sizes)
+        return not self._bounded[one]
 
     def dims(self, node: Any) -> list[int]:
         """The dimensions of a tensor that grow."""

@@ -13,8 +13,10 @@ from torch.fx import Node
 
 from parallax.errors import SourceLine
 from parallax.graph.analysis.batch_elements import elements
+from parallax.graph.analysis.divided_by import SUMS
 from parallax.graph.analysis.how_many import Number, expression
 from parallax.graph.analysis.loss_terms import REDUCTIONS, SUM, from_batch, losses, terms
+from parallax.graph.analysis.reductions import BY_LABEL, kind_of
 from parallax.graph.common.operations import has_one_element, is_view_of_torch
 from parallax.graph.common.user_code import line_of
 from parallax.graph.step_graph import StepGraph
@@ -23,6 +25,8 @@ aten: Any = torch.ops.aten
 
 _LEAST_SHARE = 0.1
 """Factors below it may be one over the number of rows."""
+_LEAST_ROWS = 8
+"""Factors that are smaller are as many as the rows by chance, if no symbol tells them apart."""
 
 
 def note_sums(step: StepGraph, batch: Sequence[Any]) -> None:
@@ -35,13 +39,20 @@ def note_sums(step: StepGraph, batch: Sequence[Any]) -> None:
     """
     symbols = {expression(one) for one in step.rows if isinstance(one, torch.SymInt)}
     lengths = first_sizes(batch) - {0, 1}
+    way_out = (
+        "and gradients are averaged over workers: the sum over all their batches, as on one "
+        "device, needs Config(average_dense=False, average_sparse=False)"
+    )
     if (
         where := _sum_over_batch(step, symbols or lengths, lengths | _other_numbers(batch))
     ) is not None:
+        step.notes.append(f"the loss is a sum over the batch, {way_out} ({where})")
+    elif (
+        where := _times_rows(step, symbols or {n for n in lengths if n >= _LEAST_ROWS})
+    ) is not None:
         step.notes.append(
-            "the loss is a sum over the batch, and gradients are averaged over workers: the sum "
-            "over all their batches, as on one device, needs Config(average_dense=False, "
-            f"average_sparse=False) ({where})"
+            "the loss is multiplied by as many as the batch has rows, as a sum over the batch is, "
+            f"{way_out} ({where})"
         )
 
 
@@ -75,6 +86,32 @@ def _sum_over_batch(
             if term in batch and _adds_up(term, sizes):
                 return line_of(term)
     return None
+
+
+def _times_rows(step: StepGraph, sizes: Collection[Number]) -> SourceLine | None:
+    """Where a loss is multiplied by one of these numbers of rows, and divided by no such number."""
+    found: list[Node] = []
+    divided: list[Node] = []
+
+    def note(_: float | Node, node: Node) -> bool:
+        numbers = {*map(_whole, node.args)} - {None, *range(_LEAST_ROWS)}
+        if node.target is not aten.mul.Tensor:
+            divided.extend([node] if numbers else [])
+        elif numbers & {*sizes}:
+            found.append(node)
+        return True
+
+    for loss, _ in losses(step.graph):
+        for _term in terms(loss, note):
+            pass
+    return line_of(found[0]) if found and not divided else None
+
+
+def _whole(number: Any) -> Number | None:
+    """A whole number, or a size, that is an operand."""
+    if isinstance(number, Node):
+        number = number.meta.get("val")
+    return expression(number) if isinstance(number, int | torch.SymInt) else None
 
 
 def _adds_up(node: Node, sizes: Collection[Number]) -> bool:
@@ -112,7 +149,26 @@ def _is_divided(source: Any) -> bool:
     if target is aten.mul.Tensor:
         return any(map(_is_divided, source.args))
     by = source.args[1] if target is aten.div.Tensor else None
-    return isinstance(by, Node) and _length(by) == 1
+    return isinstance(by, Node) and _length(by) == 1 and _is_count(by)
+
+
+def _is_count(number: Node) -> bool:
+    """Whether a number may follow from how much there is, as against means and deviations."""
+    queue, seen = [number], {number}
+    while queue:
+        node = queue.pop()
+        if node.op == "placeholder" or _length(node) != 1 or _counts(node):
+            return True
+        if kind_of(node)[0] is None:
+            fresh = {one for one in node.all_input_nodes if one not in seen}
+            seen |= fresh
+            queue += fresh
+    return False
+
+
+def _counts(node: Node) -> bool:
+    is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+    return not is_tensor or node.target in SUMS or node.target in BY_LABEL
 
 
 def _length(source: Any) -> Number:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch.fx import Node
 
@@ -48,6 +49,27 @@ class Batches:
     statistics: tuple[int, ...] = ()
 
 
+class OwnNumbers(NamedTuple):
+    """Numbers of a worker's batch that a step is computed with.
+
+    Args:
+        told: means over some of the batch, and what other numbers are first made of, which workers
+            cannot put together of their own ones: :func:`means_left_alone` and
+            :func:`statistics_of` tell of them.
+        reduced: what else a loss reduces rows to, and is no sum of.
+        known: those that workers can put together.
+    """
+
+    told: set[Node]
+    reduced: set[Node]
+    known: Collection[Node]
+
+    @property
+    def left(self) -> set[Node]:
+        """Those that workers cannot put together."""
+        return self.told | self.reduced
+
+
 def totals(step: StepGraph, variables: Collection[str], batches: Batches) -> list[Divisor | Count]:
     """What the losses of a step divide by, and workers have to add up.
 
@@ -79,16 +101,20 @@ def means_left_alone(
     return next((line_of(node) for node in step.graph.nodes if node in left), None)
 
 
-def own_numbers(step: StepGraph, by_rows: bool) -> tuple[set[Node], Collection[Node]]:
-    """Means over some of the batch, and what other numbers of it are first made of, which workers
-    cannot put together of their own ones; and numbers that they can."""
+def own_numbers(step: StepGraph, by_rows: bool) -> OwnNumbers:
+    """Numbers of this worker's batch that a step is computed with.
+
+    Args:
+        step: as it was captured.
+        by_rows: batches count by their rows in a mean.
+    """
     trained = {item.name for item in step.inputs if item.differentiated}
     of_batch = BatchElements(step, _changing(step, trained))
     found = statistics(step, of_batch, divisors(step, of_batch), by_rows)
     known = _seen_to(step, of_batch, Batches(by_rows), found)
-    left = {*found.origins(found.left), *(_means(step, of_batch, Batches(by_rows)) - known)}
-    left.update(reduced_rows(step, known | {*found.found, *found.others}))
-    return left, found.found
+    told = {*found.origins(found.left), *(_means(step, of_batch, Batches(by_rows)) - known)}
+    reduced = {*reduced_rows(step, known | {*found.found, *found.others})}
+    return OwnNumbers(told, reduced, found.found)
 
 
 def _means_left_alone(step: StepGraph, of_batch: BatchElements, batches: Batches) -> set[Node]:

@@ -188,7 +188,7 @@ def analyze(
         name = leaf.name
         component, found = components[name], lookups[name]
         own = tuple(slots_of.get(name, ()))
-        found_products = [products_of(mark) for mark in gradients.get(name, [])]
+        found_products = [products_of(mark, step.sizes) for mark in gradients.get(name, [])]
         products = list(chain(*found_products)) if all(found_products) else []
         variable = Variable(
             name=name,

@@ -152,6 +152,10 @@ class BatchSizes:
         """The sizes that a symbol stands for."""
         return [place for place, number in self._numbers.items() if self._symbols[number] == symbol]
 
+    def are_of_batch(self, size: torch.SymInt) -> bool:
+        """Whether the shapes of a batch say how large a size is."""
+        return all(map(self.places, size.node.expr.free_symbols))
+
     def fits(self, shapes: Shapes) -> bool:
         """Whether the graph holds for a batch of these shapes."""
         values: dict[int, int] = {}

@@ -47,12 +47,13 @@ def of_whole_batch(step: StepGraph) -> tuple[StepGraph | None, Refused | None]:
             them. It stays as it is.
 
     Returns:
-        None if it compares and keeps no rows, or they cannot be those of all, and why they cannot.
+        None if it compares and keeps no rows, or they cannot be those of all; and why they cannot,
+        or some of them.
     """
     made = step.copy()
     found = ComparedRows(made)
     if found.refused is not None or not found.whole:
-        return None, found.refused
+        return None, found.refused or found.reduced
     try:
         _Rewritten(made, found).run()
     except Exception as error:  # what PyTorch says of sizes may be anything
@@ -60,7 +61,7 @@ def of_whole_batch(step: StepGraph) -> tuple[StepGraph | None, Refused | None]:
         first, *_ = [*str(error).splitlines(), type(error).__name__]
         why = f"it does not run for any number of rows ({first})"
         return None, Refused(why, next(iter(found.whole)))
-    return made, None
+    return made, found.reduced
 
 
 def noted(step: StepGraph, refused: Refused | None) -> StepGraph:
@@ -71,6 +72,13 @@ def noted(step: StepGraph, refused: Refused | None) -> StepGraph:
         refused: why; None if it compares none.
     """
     if refused is None:
+        return step
+    if refused.reduces and refused.node is not None:
+        step.notes.append(
+            "the loss follows from numbers that rows of the batch are reduced to, which on one "
+            "device are of the whole batch, and each worker takes those of its own batch alone, as "
+            f"{refused.why} ({line_of(refused.node)})"
+        )
         return step
     node = refused.node or compared_first(step) or kept_first(step)
     if node is not None:

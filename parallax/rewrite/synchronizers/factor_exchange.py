@@ -42,7 +42,7 @@ def synchronize_factors(work: Rewriting) -> None:
 def _phase(work: Rewriting, phase_number: int, synchronizer: str, marks: list[Node]) -> None:
     phase = work.phases[phase_number]
     order = work.order()
-    products = {mark: products_of(mark) for mark in marks}
+    products = {mark: products_of(mark, work.step.sizes) for mark in marks}
     known = {
         mark: max((p.node for p in products[mark]), key=order.__getitem__, default=mark)
         for mark in marks

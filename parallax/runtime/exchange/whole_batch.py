@@ -137,4 +137,5 @@ def _in_place(elements: torch.Tensor, kind: GatheredRows, rows: int) -> torch.Te
     """A tensor with these elements, which lie row by row."""
     before, after = kind.shape[: kind.dim], kind.shape[kind.dim + 1 :]
     by_row = elements.view(rows, *before, kind.outer, kind.inner, *after)
-    return by_row.movedim(0, kind.dim + 1).flatten(kind.dim, kind.dim + 2)
+    # As the captured graph has it: views that follow may need it so.
+    return by_row.movedim(0, kind.dim + 1).flatten(kind.dim, kind.dim + 2).contiguous()
