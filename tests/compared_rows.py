@@ -297,6 +297,16 @@ def _hard(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> t
     return each[each.detach().topk(3)[1]].mean()
 
 
+@_loss("ranks")
+def _ranks_of_losses(
+    model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor:
+    """As numbers, and compared with one."""
+    each = _each(model, i, j, y)
+    rank = each.detach().argsort().argsort()
+    return (each * (rank + 1) / len(rank)).mean() + (each * (rank < 3)).sum() / 3
+
+
 @_loss("the smallest three")
 def _smallest(model: Towers, i: torch.Tensor, j: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return _each(model, i, j, y).sort()[0][:3].mean()

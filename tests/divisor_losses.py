@@ -47,6 +47,18 @@ def _row_by_row(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return whole / count.clamp(min=1)
 
 
+def _assigned(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Ge et al. 2021 (SimOTA): in each row as many as its labels say, of those that cost least."""
+    whole, count = 0 * scores.sum(), torch.tensor(0)
+    for one, own in zip(scores, labels, strict=True):
+        each = of_each(one, own)
+        most = own.topk(2)[0].sum() % 4 + 1
+        chosen = each.detach().argsort().argsort() < most
+        whole = whole + (each * chosen).sum()
+        count = count + chosen.sum()
+    return whole / count.clamp(min=1)
+
+
 def _confident(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """As with labels that the model has made."""
     sure = scores.softmax(-1).max(-1)[0] > 0.4
@@ -161,6 +173,7 @@ SELECTED: dict[str, Loss] = {
         (s.square().mean((1, 2)) * (y.argmax(1) > 1)).sum() / (y.argmax(1) > 1).sum().clamp(min=1)
     ),
     "row by row": _row_by_row,
+    "assigned row by row": _assigned,
     "several": lambda s, y: (
         0.3 * of_each(s, y)[y != PAD].mean()
         - s[y == 1].square().mean() / 7

@@ -79,6 +79,18 @@ def _solved(model: nn.Module, x: T, y: T, v: T) -> T:
     return (w.T - y).square().mean() + (torch.linalg.solve(lower, z.T) * y.T).mean()
 
 
+def _of_frames(model: nn.Module, x: T, y: T, v: T) -> T:
+    """Yamamoto et al. 2020 (Parallel WaveGAN): distances of spectra of short frames."""
+    window = torch.hann_window(6, dtype=x.dtype)
+
+    def spectrum(signal: T) -> T:
+        found = torch.stft(signal.repeat(1, 5), 6, 2, window=window, return_complex=True)
+        return found.abs().clamp(min=1e-2)
+
+    one, other = spectrum(y), spectrum(model(x - 100))
+    return torch.norm(one - other, p="fro") / torch.norm(one, p="fro") + (one - other).abs().mean()
+
+
 def _relative(model: nn.Module, x: T, y: T, v: T) -> T:
     return (model(x - 100) - y).norm() / torch.linalg.vector_norm(y)
 
@@ -110,6 +122,7 @@ LOSSES: dict[str, Loss] = {
     "correlation": _correlation,
     "whitening": _whitening,
     "solved": _solved,
+    "of frames": _of_frames,
     "relative": _relative,
     "by columns": _by_columns,
     "hard": _hard,

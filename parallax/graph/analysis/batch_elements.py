@@ -30,6 +30,10 @@ _CHOSEN = {
     aten.gather.default,
     aten.masked_select.default,
     aten.constant_pad_nd.default,
+    aten.reflection_pad1d.default,
+    aten.reflection_pad2d.default,
+    aten.replication_pad1d.default,
+    aten.replication_pad2d.default,
     aten.cat.default,
     aten.stack.default,
     aten.index_select.default,
@@ -70,6 +74,8 @@ class BatchElements:
         self._by_item = by_item
         self._items = _items(step, self._given)
         """Of what follows from one item alone, its place in a list; -1 where it is of several."""
+        self._of_row: dict[Node, Any] = {}
+        """What follows from one row alone, in whatever way, and that row's place."""
         self._drawn: set[Node] = set()
         self._other = set(parameters)
         self._data: set[Node] = set()
@@ -96,6 +102,8 @@ class BatchElements:
                 }
                 if places:
                     self._items[node] = places.pop() if len(places) == 1 else -1
+            if (place := self._row_of(node)) is not None:
+                self._of_row[node] = place
             if is_random(node) or any(one in self._drawn for one in node.all_input_nodes):
                 self._drawn.add(node)
             if node in self._drawn or any(one in self._other for one in node.all_input_nodes):
@@ -108,6 +116,14 @@ class BatchElements:
                 self._updated.add(node)
             if node in self.batch and self._has_no_gradient(node):
                 self._data.add(node)
+
+    def _row_of(self, node: Node) -> Any:
+        """The place of the only row that a node follows from; None if it follows from others."""
+        if node in self.batch and self.takes_row(node):
+            return node.args[-1]
+        given = [one for one in node.all_input_nodes if one in self.batch and not _is_size(one)]
+        places = {self._of_row.get(one) for one in given}
+        return places.pop() if len(places) == 1 else None
 
     def _is_gradient(self, node: Node) -> bool:
         mode = node.meta.get("autograd")
@@ -179,11 +195,12 @@ class BatchElements:
             or one not in self.batch
             or all(map(_is_size, one.all_input_nodes))  # as a range is
             or (one not in self._gradients and self._is_in_place(one))
-            for one in elements(node, numbers)
+            for one in elements(node, numbers, self._of_row)
         )
 
     def _is_in_place(self, node: Node) -> bool:
-        return _is_alike(node) or node.target in REDUCTIONS or self.is_of_model(node)
+        is_own = _is_alike(node) or node.target in REDUCTIONS or node in self._of_row
+        return is_own or self.is_of_model(node)
 
     def is_by_row(self, node: Node) -> bool:
         """Whether each row of what a node gives follows from the same row of what it is given, or
@@ -208,7 +225,7 @@ class BatchElements:
         places: set[Any] = set()
         counts: set[Any] = set()
         for node in nodes:
-            rows = [one for one in elements(node) if self.takes_row(one)]
+            rows = [one for one in elements(node, (), self._of_row) if self.takes_row(one)]
             places.update(one.args[-1] for one in rows)
             counts.update(_taken(one)[0].meta["val"].shape[0] for one in rows)  # type: ignore[union-attr]
             if not rows or not self._are_in_place(node):
@@ -221,7 +238,7 @@ class BatchElements:
         items, and a mean over them counts as much as that of any other item."""
         if not self._by_item:
             return False
-        read = list(elements(node))
+        read = list(elements(node, (), self._of_row))
         places = {place for one in read if (place := self._items.get(one, -1)) >= 0}
         return len(places) == 1 or any(self._takes_item(one, node) for one in read)
 
@@ -328,12 +345,15 @@ def _items(step: StepGraph, given: Mapping[Node, torch.Tensor]) -> dict[Node, in
     return found
 
 
-def elements(node: Any, without: Collection[Node] = ()) -> Iterator[Node]:
+def elements(
+    node: Any, without: Collection[Node] = (), of_row: Collection[Node] = ()
+) -> Iterator[Node]:
     """What the elements of a tensor follow from, each from those in the same place.
 
     Args:
         node: the tensor.
         without: what is not looked at, nor what it follows from.
+        of_row: what follows from one row alone, so that all of it lies in one place.
     """
     seen = set(without)
     queue = [node]
@@ -343,7 +363,7 @@ def elements(node: Any, without: Collection[Node] = ()) -> Iterator[Node]:
             continue
         seen.add(one)
         yield one
-        if _is_alike(one):
+        if _is_alike(one) or one in of_row:
             queue += one.all_input_nodes
         elif one.target in REDUCTIONS:  # not reduced: an element for each label
             queue += one.args[:2]
@@ -393,6 +413,11 @@ def _is_along_rows(node: Node) -> bool:
         return True
     if not isinstance(target, torch._ops.OpOverload):
         return False
+    if target is aten.as_strided.default:
+        return _has_frames(node)
+    if target is aten.repeat.default:
+        repeats: Any = node.args[1]
+        return len(repeats) == _dimensions(node.args[0]) and bool(repeats[0] == 1)
     names = [argument.name for argument in target._schema.arguments]
     place = next((names.index(name) for name in ("dim", "dims") if name in names), None)
     source: Any = node.args[0] if node.args else None
@@ -406,3 +431,24 @@ def _is_along_rows(node: Node) -> bool:
     return bool(several) and all(
         isinstance(one, int) and one % max(value.dim(), 1) for one in several
     )
+
+
+def _has_frames(node: Node) -> bool:
+    """Whether each row of a tensor has some places of the same row of another one, which may lie in
+    several: the frames of a signal."""
+    arguments: Any = node.args
+    source, _, strides, *offset = arguments
+    value = source.meta["val"]
+    if not value.dim() or not value.is_contiguous() or offset not in ([], [0], [None]):
+        return False
+    made = node.meta["val"].shape
+    row = product(value.shape[1:])
+    last = sum((size - 1) * stride for size, stride in zip(made[1:], strides[1:], strict=True))
+    if not all(isinstance(one, int) for one in (row, last, *strides)):
+        return False
+    return bool(same_shape(made[:1], value.shape[:1]) and strides[0] == row and last < row)
+
+
+def _dimensions(node: Any) -> int:
+    value = node.meta["val"]
+    return int(value.dim())

@@ -25,7 +25,12 @@ from parallax.graph.analysis.row_places import (
     shape_of,
 )
 from parallax.graph.analysis.totals import own_numbers
-from parallax.graph.common.operations import gradient_of, is_call, is_random
+from parallax.graph.common.operations import (
+    gradient_of,
+    is_call,
+    is_random,
+    is_view_of_torch,
+)
 from parallax.graph.common.sizes import LEAST
 from parallax.graph.step_graph import StepGraph
 from parallax.ops import marks
@@ -224,6 +229,8 @@ class Mixing:
         """What follows from parameters: of data alone, nobody wants gradients."""
         self.ordered: set[Node] = set()
         """What follows from the order of all rows, by numbers that have fractions."""
+        self._ranks: set[Node] = set()
+        """Of it, which row is where, and what is computed with that in whole numbers."""
         for node in step.graph.nodes:
             inputs = node.all_input_nodes
             if any(one in trained for one in inputs):
@@ -231,9 +238,13 @@ class Mixing:
             is_forward = node in follows and node.meta.get("autograd") != "backward"
             if is_forward and (self._sorts(node) or any(one in self.ordered for one in inputs)):
                 self.ordered.add(node)
+                if self._is_rank(node):
+                    self._ranks.add(node)
 
     def mixes(self, node: Node) -> bool:
         """Whether a node is such."""
+        if self._uses_rank(node):
+            return True
         made: Any = node.args[0] if node.target is operator.getitem else node
         source: Any = made.args[0] if made.args else None
         if not is_tensor(source) or source not in self._follows:
@@ -263,6 +274,24 @@ class Mixing:
         if made.target in PARTS:
             return self._along(made, source) in self._row_dims(source)
         return made.target in _TAKEN and not self._sizes.dims(made)
+
+    def _is_rank(self, node: Node) -> bool:
+        """Whether what follows from an order are places in it, as whole numbers."""
+        made: Any = node.args[0] if node.target is operator.getitem else node
+        if not is_tensor(node) or node.meta["val"].dtype not in (torch.int64, torch.int32):
+            return False
+        is_order = self._sorts(made) and (made is node or bool(node.args[1] == 1))
+        return is_order or any(one in self._ranks for one in made.all_input_nodes)
+
+    def _uses_rank(self, node: Node) -> bool:
+        """Whether a node computes with a place: as a number, or by comparing it with one. To take
+        rows by their places is something else."""
+        ranks = [one for one in node.all_input_nodes if one in self._ranks]
+        is_computed = is_pointwise(node) and not is_view_of_torch(node)
+        if not ranks or not is_computed or not is_narrow(ranks[0], self._sizes):
+            return False
+        is_number = bool(node.meta["val"].dtype.is_floating_point)
+        return is_number or node.target in _COMPARISONS
 
     def _has_gradient(self, node: Node) -> bool:
         number = node.meta.get("forward", -1)
