@@ -117,10 +117,19 @@ def confuses_rows(step: StepGraph) -> bool:
         for node in step.own_placeholders()
         if is_tensor(node) and node not in follows
     )
-    if rows >= LEAST and all(rows not in map(expression, shape) for shape in (*several, *given)):
+    known = {rows, *_joined_rows(step, follows, rows)}
+    is_clear = rows >= LEAST and all(rows not in map(expression, shape) for shape in several)
+    if is_clear and all(known.isdisjoint(map(expression, shape)) for shape in given):
         return False
     own = own_numbers(step, by_rows=True)
     return bool(own.left or own.known)
+
+
+def _joined_rows(step: StepGraph, follows: Collection[Node], rows: int) -> set[int]:
+    """How many rows tensors have that views of the batch are put together to."""
+    joined = step.graph.find_nodes(op="call_function", target=aten.cat.default)
+    sizes = {expression(shape_of(one)[0]) for one in joined if one in follows and shape_of(one)}
+    return {size for size in sizes if isinstance(size, int) and size % max(rows, 1) == 0}
 
 
 def compared_first(step: StepGraph) -> Node | None:

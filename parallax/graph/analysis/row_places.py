@@ -60,7 +60,6 @@ class RowSizes:
         self.count = size_of(rows) or 0
         """How many rows the batch has that was captured."""
         self._bounded: dict[Any, bool] = {}
-        """Of sizes that follow from them, which grow only with few rows."""
 
     def times(self, size: int | torch.SymInt) -> int | None:
         """How many times as large as the rows a size is; None if it is no multiple of them."""
@@ -85,10 +84,15 @@ class RowSizes:
             return False
         if size_of(size) is None or self._rows not in one.free_symbols:
             return size_of(size) is None
-        if one not in self._bounded:  # as the number of singular values is
-            sizes = (one.subs(self._rows, rows) for rows in (_LARGE, 2 * _LARGE))
-            self._bounded[one] = next(sizes) == next(sizes)
-        return not self._bounded[one]
+        # The number of singular values is a minimum.
+        return type(one).__name__ != "Min" or not self._is_bounded(one)
+
+    def _is_bounded(self, size: Any) -> bool:
+        """Whether a size grows only with few rows."""
+        if size not in self._bounded:
+            sizes = (size.subs(self._rows, rows) for rows in (_LARGE, 2 * _LARGE))
+            self._bounded[size] = bool(next(sizes) == next(sizes))
+        return self._bounded[size]
 
     def dims(self, node: Any) -> list[int]:
         """The dimensions of a tensor that grow."""
