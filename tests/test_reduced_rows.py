@@ -57,3 +57,13 @@ def test_it_is_seen_in_the_graph_of_one_batch(name: str) -> None:
     step = training(reduced_rows.LOSSES[name])
     (batch,) = compared_training.batches([(4,)])[0]
     assert may_compare_rows(capture(step, discover(step), batch, {}))
+
+
+def test_as_many_singular_values_as_rows(pool: Pool) -> None:
+    """By chance, on every worker."""
+    division = [(3, 2, 3), (4, 2, 2)]
+    for far, _, _, said in pool.run(
+        3, compared_training.train, "singular values", division, "HYBRID"
+    ):
+        assert far < 1e-12
+        assert not said

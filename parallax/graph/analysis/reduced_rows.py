@@ -49,6 +49,8 @@ _ADDING = {
     *REDUCTIONS,
 }
 """Sums over rows; of others, such as singular values, an average is none of all rows."""
+_FACTORED = {aten._linalg_svd.default, aten.linalg_qr.default, aten._linalg_eigh.default}
+"""What has as many results as the smaller side of a matrix is long."""
 _AS_THEY_ARE = {aten.detach.default, aten.expand.default, aten.mul.Scalar, aten.div.Scalar}
 
 
@@ -83,6 +85,8 @@ def _reduces(node: Node, sizes: RowSizes, of_rows: Collection[Node]) -> bool:
     if not given or not sizes.dims(node):
         return bool(given)
     # What is left may be as large as the rows, or a multiple of them, by chance.
+    if made.target in _FACTORED and not sizes.are_certain:
+        return any(len(shape_of(one)) == 2 for one in given)
     return not sizes.are_certain and sizes.count in _reduced(node, given, sizes.count)
 
 
