@@ -90,8 +90,8 @@ class RowSizes:
     def _is_bounded(self, size: Any) -> bool:
         """Whether a size grows only with few rows."""
         if size not in self._bounded:
-            sizes = (size.subs(self._rows, rows) for rows in (_LARGE, 2 * _LARGE))
-            self._bounded[size] = bool(next(sizes) == next(sizes))
+            large, larger = (size.subs(self._rows, rows) for rows in (_LARGE, 2 * _LARGE))
+            self._bounded[size] = bool(large == larger)
         return self._bounded[size]
 
     def dims(self, node: Any) -> list[int]:
