@@ -195,8 +195,12 @@ class BatchElements:
             or one not in self.batch
             or all(map(_is_size, one.all_input_nodes))  # as a range is
             or (one not in self._gradients and self._is_in_place(one))
-            for one in elements(node, numbers, self._of_row)
+            for one in self._elements(node, numbers)
         )
+
+    def _elements(self, node: Node, numbers: Collection[Node] = ()) -> Iterator[Node]:
+        """What the elements of a tensor follow from; see :func:`elements`."""
+        return elements(node, numbers, self._of_row)
 
     def _is_in_place(self, node: Node) -> bool:
         is_own = _is_alike(node) or node.target in REDUCTIONS or node in self._of_row
@@ -225,7 +229,7 @@ class BatchElements:
         places: set[Any] = set()
         counts: set[Any] = set()
         for node in nodes:
-            rows = [one for one in elements(node, (), self._of_row) if self.takes_row(one)]
+            rows = [one for one in self._elements(node) if self.takes_row(one)]
             places.update(one.args[-1] for one in rows)
             counts.update(_taken(one)[0].meta["val"].shape[0] for one in rows)  # type: ignore[union-attr]
             if not rows or not self._are_in_place(node):
@@ -238,7 +242,7 @@ class BatchElements:
         items, and a mean over them counts as much as that of any other item."""
         if not self._by_item:
             return False
-        read = list(elements(node, (), self._of_row))
+        read = list(self._elements(node))
         places = {place for one in read if (place := self._items.get(one, -1)) >= 0}
         return len(places) == 1 or any(self._takes_item(one, node) for one in read)
 
@@ -415,12 +419,12 @@ def _is_along_rows(node: Node) -> bool:
         return False
     if target is aten.as_strided.default:
         return _has_frames(node)
+    source: Any = node.args[0] if node.args else None
     if target is aten.repeat.default:
         repeats: Any = node.args[1]
-        return len(repeats) == _dimensions(node.args[0]) and bool(repeats[0] == 1)
+        return len(repeats) == len(source.meta["val"].shape) and bool(repeats[0] == 1)
     names = [argument.name for argument in target._schema.arguments]
     place = next((names.index(name) for name in ("dim", "dims") if name in names), None)
-    source: Any = node.args[0] if node.args else None
     if place is None or target in _OF_ALL_ROWS or not isinstance(source, Node):
         return False
     dims = node.args[place] if place < len(node.args) else node.kwargs.get(names[place])
@@ -447,8 +451,3 @@ def _has_frames(node: Node) -> bool:
     if not all(isinstance(one, int) for one in (row, last, *strides)):
         return False
     return bool(same_shape(made[:1], value.shape[:1]) and strides[0] == row and last < row)
-
-
-def _dimensions(node: Any) -> int:
-    value = node.meta["val"]
-    return int(value.dim())
